@@ -1,0 +1,190 @@
+"""Metrics that can be merged over micro-batches and ranks.
+
+A metric is a few detached sums (or an extreme) with a rule that turns them into one number, so the metrics of a step
+are the same however it was split. Nothing here synchronises with the device until :meth:`Metrics.compute` is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+Merge = Literal["sum", "max", "min"]
+
+
+def _ratio(sums: list[float]) -> float:
+    total, count = sums
+    return total / count if count else 0.0
+
+
+def _exp_ratio(sums: list[float]) -> float:
+    return float(torch.tensor(_ratio(sums), dtype=torch.float64).exp())
+
+
+def _std(sums: list[float]) -> float:
+    total, squares, count = sums
+    if not count:
+        return 0.0
+    mean = total / count
+    return float(max(squares / count - mean * mean, 0.0)) ** 0.5
+
+
+def _effective_fraction(sums: list[float]) -> float:
+    total, squares, count = sums
+    return total * total / (squares * count) if squares and count else 1.0
+
+
+_FINISH: dict[str, tuple[Merge, Callable[[list[float]], float]]] = {
+    "mean": ("sum", _ratio),
+    "sum": ("sum", lambda sums: sums[0]),
+    "max": ("max", lambda sums: sums[0]),
+    "min": ("min", lambda sums: sums[0]),
+    "exp_mean": ("sum", _exp_ratio),
+    "std": ("sum", _std),
+    "effective_fraction": ("sum", _effective_fraction),
+}
+
+Kind = Literal["mean", "sum", "max", "min", "exp_mean", "std", "effective_fraction"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Metric:
+    """Partial sums of one metric.
+
+    Attributes:
+        kind: the rule that merges the partial sums and finishes them. ``mean``: total / count. ``exp_mean``:
+            exp(total / count), a perplexity. ``std``: population standard deviation. ``effective_fraction``:
+            (sum w)^2 / (n sum w^2), the effective sample size as a fraction. ``sum``, ``max``, ``min``: themselves.
+        parts: [k] detached, the partial sums, in the order that the rule takes them.
+    """
+
+    kind: Kind
+    parts: Tensor
+
+    def merge(self, other: Metric) -> Metric:
+        if self.kind != other.kind:
+            raise ValueError(f"cannot merge a {self.kind!r} metric with a {other.kind!r} metric")
+        theirs = other.parts.to(self.parts)
+        merge = _FINISH[self.kind][0]
+        if merge == "sum":
+            return Metric(self.kind, self.parts + theirs)
+        return Metric(self.kind, torch.maximum(self.parts, theirs) if merge == "max" else torch.minimum(self.parts, theirs))
+
+    def compute(self) -> float:
+        """The number, on the host."""
+        return _FINISH[self.kind][1](self.parts.tolist())
+
+
+def _kept(values: Tensor, mask: Tensor, fill: float = 0.0) -> Tensor:
+    return values.detach().where(mask, fill)
+
+
+def mean(values: Tensor, mask: Tensor) -> Metric:
+    """Mean of ``values`` where ``mask`` is True; 0 for none."""
+    kept = _kept(values, mask)
+    return Metric("mean", torch.stack([kept.sum(), mask.sum().to(kept)]))
+
+
+def fraction(hits: Tensor, mask: Tensor) -> Metric:
+    """Share of the masked-in positions at which the bool tensor ``hits`` is True."""
+    hits = (hits & mask).sum()
+    return Metric("mean", torch.stack([hits, mask.sum()]).to(torch.get_default_dtype()))
+
+
+def total(values: Tensor, mask: Tensor) -> Metric:
+    """Sum of ``values`` where ``mask`` is True."""
+    return Metric("sum", _kept(values, mask).sum().reshape(1))
+
+
+def maximum(values: Tensor, mask: Tensor) -> Metric:
+    """Largest of ``values`` where ``mask`` is True; -inf for none."""
+    return Metric("max", _extreme(values, mask, float("-inf"), torch.amax))
+
+
+def minimum(values: Tensor, mask: Tensor) -> Metric:
+    """Smallest of ``values`` where ``mask`` is True; inf for none."""
+    return Metric("min", _extreme(values, mask, float("inf"), torch.amin))
+
+
+def _extreme(values: Tensor, mask: Tensor, empty: float, reduce: Callable[..., Tensor]) -> Tensor:
+    kept = _kept(values, mask, empty).flatten()
+    return reduce(torch.cat([kept, kept.new_full((1,), empty)])).reshape(1)
+
+
+def exp_mean(values: Tensor, mask: Tensor) -> Metric:
+    """exp of the mean: a perplexity, when ``values`` are negative log-probs."""
+    return Metric("exp_mean", mean(values, mask).parts)
+
+
+def std(values: Tensor, mask: Tensor) -> Metric:
+    """Population standard deviation of ``values`` where ``mask`` is True."""
+    kept = _kept(values, mask)
+    return Metric("std", torch.stack([kept.sum(), kept.square().sum(), mask.sum().to(kept)]))
+
+
+def effective_fraction(weights: Tensor, mask: Tensor) -> Metric:
+    """Effective sample size of importance weights as a fraction of their number: (sum w)^2 / (n sum w^2)."""
+    kept = _kept(weights, mask)
+    return Metric("effective_fraction", torch.stack([kept.sum(), kept.square().sum(), mask.sum().to(kept)]))
+
+
+class Metrics(Mapping[str, Metric]):
+    """Named metrics of a loss, a correction, or a whole step."""
+
+    __slots__ = ("_metrics",)
+
+    def __init__(self, metrics: Mapping[str, Metric] | None = None) -> None:
+        self._metrics = dict(metrics or {})
+
+    def __getitem__(self, name: str) -> Metric:
+        return self._metrics[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._metrics)
+
+    def __len__(self) -> int:
+        return len(self._metrics)
+
+    def __repr__(self) -> str:
+        return f"Metrics({', '.join(self._metrics)})"
+
+    def merge(self, other: Mapping[str, Metric]) -> Metrics:
+        """Metrics over both: shared names are merged by their rule, the others are kept."""
+        merged = dict(self._metrics)
+        for name, metric in other.items():
+            merged[name] = merged[name].merge(metric) if name in merged else metric
+        return Metrics(merged)
+
+    def prefixed(self, prefix: str) -> Metrics:
+        """The same metrics under ``prefix/name``."""
+        return Metrics({f"{prefix}/{name}": metric for name, metric in self.items()})
+
+    def all_reduce(self, group: ProcessGroup | None = None) -> Metrics:
+        """Metrics over all ranks of ``group``. Every rank must hold the same names in the same order."""
+        reduced: dict[str, Metric] = {}
+        operations = {"sum": torch.distributed.ReduceOp.SUM, "max": torch.distributed.ReduceOp.MAX}
+        operations["min"] = torch.distributed.ReduceOp.MIN
+        for name, metric in self.items():
+            parts = metric.parts.clone()
+            torch.distributed.all_reduce(parts, operations[_FINISH[metric.kind][0]], group)
+            reduced[name] = Metric(metric.kind, parts)
+        return Metrics(reduced)
+
+    def compute(self) -> dict[str, float]:
+        """All numbers, on the host, with one device synchronisation."""
+        if not self._metrics:
+            return {}
+        device = next(iter(self._metrics.values())).parts.device
+        flat = torch.cat([metric.parts.to(device, torch.float64) for metric in self.values()]).tolist()
+        numbers: dict[str, float] = {}
+        for name, metric in self.items():
+            size = metric.parts.numel()
+            numbers[name], flat = _FINISH[metric.kind][1](flat[:size]), flat[size:]
+        return numbers
