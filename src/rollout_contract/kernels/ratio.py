@@ -1,0 +1,68 @@
+"""Importance ratios of tokens and of whole samples, never infinite.
+
+The difference of two log-probs is bounded *before* the exponential, so that neither a loss nor its gradient can
+overflow. Where the bound bites, the gradient is zero: a clamp has none outside its range.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rollout_contract.kernels.segments import segment_mean, segment_sum
+
+
+def largest_log_ratio(dtype: torch.dtype) -> float:
+    """The largest log-ratio whose exponential is finite in ``dtype``: 87 for float32, 708 for float64."""
+    return math.floor(math.log(torch.finfo(dtype).max)) - 1.0
+
+
+def bounded_log_ratio(
+    log_probs: Float[Tensor, "tokens"], anchor_log_probs: Float[Tensor, "tokens"], bound: float | None = 20.0
+) -> Float[Tensor, "tokens"]:
+    """``log_probs - anchor_log_probs`` in nats, clamped to +-``bound``; None: to what the dtype can exponentiate."""
+    return bounded(log_probs - anchor_log_probs, bound)
+
+
+def bounded(log_ratio: Float[Tensor, "n"], bound: float | None = 20.0) -> Float[Tensor, "n"]:
+    """A log-ratio clamped to +-``bound``; None: to what the dtype can exponentiate."""
+    limit = largest_log_ratio(log_ratio.dtype)
+    limit = limit if bound is None else min(bound, limit)
+    return log_ratio.clamp(-limit, limit)
+
+
+def token_ratio(
+    log_probs: Float[Tensor, "tokens"], anchor_log_probs: Float[Tensor, "tokens"], bound: float | None = 20.0
+) -> Float[Tensor, "tokens"]:
+    """r_t = exp(log_probs_t - anchor_log_probs_t): how much likelier each token became."""
+    return bounded_log_ratio(log_probs, anchor_log_probs, bound).exp()
+
+
+def sequence_mean_log_ratio(
+    log_ratio: Float[Tensor, "tokens"],
+    loss_mask: Bool[Tensor, "tokens"],
+    sample_ids: Int[Tensor, "tokens"],
+    num_samples: int,
+) -> Float[Tensor, "tokens"]:
+    """Each sample's mean log-ratio over its trained tokens, at every token; 0 for a sample without any."""
+    return segment_mean(log_ratio, loss_mask, sample_ids, num_samples)[sample_ids]
+
+
+def sequence_sum_log_ratio(
+    log_ratio: Float[Tensor, "tokens"],
+    loss_mask: Bool[Tensor, "tokens"],
+    sample_ids: Int[Tensor, "tokens"],
+    num_samples: int,
+) -> Float[Tensor, "tokens"]:
+    """Each sample's summed log-ratio over its trained tokens, at every token: the log of the product of ratios."""
+    return segment_sum(log_ratio.where(loss_mask, 0.0), sample_ids, num_samples)[sample_ids]
+
+
+def straight_through_log_ratio(
+    log_probs: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]
+) -> Float[Tensor, "tokens"]:
+    """The value of ``log_ratio`` with the gradient of ``log_probs``: l - sg(l) + sg(log_ratio)."""
+    return log_probs - log_probs.detach() + log_ratio.detach()
