@@ -1,0 +1,80 @@
+"""What the built-in corrections share: a frozen configuration that is called with a batch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import reduce
+from operator import and_
+from typing import Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from rollout_contract.corrections.correction import Correction
+from rollout_contract.kernels import importance
+from rollout_contract.losses.inputs import read, require
+from rollout_contract.schemas import TISBatch
+
+AnyRule: TypeAlias = Callable[[Any], Correction]
+"""A correction is any callable from a batch to a :class:`Correction`; the schema it annotates is what it needs."""
+
+Level: TypeAlias = Literal["token", "sequence", "geometric"]
+"""One ratio per token; per sequence the product of its ratios; per sequence their geometric mean."""
+
+
+class CorrectionRule(BaseModel, ABC):
+    """A frozen configuration that computes a :class:`Correction` from a batch.
+
+    ``a & b`` applies both to the same batch, so neither sees what the other dropped and the order does not matter.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @abstractmethod
+    def __call__(self, batch: TISBatch, /) -> Correction:
+        """Compute the correction. The batch is left as it is."""
+
+    def __and__(self, other: AnyRule) -> Combined:
+        return Combined(rules=(self, other))
+
+
+class Combined(CorrectionRule):
+    """Several corrections of one batch: weights multiply, a token stays if every rule keeps it.
+
+    Attributes:
+        rules: callables from the batch to a :class:`Correction`.
+    """
+
+    rules: tuple[AnyRule, ...]
+
+    def __call__(self, batch: TISBatch, /) -> Correction:
+        return reduce(and_, [rule(batch) for rule in self.rules], Correction(batch))
+
+
+def log_ratio(batch: TISBatch, reader: CorrectionRule) -> Tensor:
+    """[tokens] ``old_log_probs - rollout_log_probs`` in nats, 0 on masked tokens. The current policy is not in it.
+
+    Raises:
+        MissingFieldError: ``reader`` was given a batch of another schema.
+        MutatedError, LiveGraphError: a field was edited after it was validated.
+    """
+    require(batch, TISBatch, type(reader).__name__)
+    old_log_probs = read(batch, "old_log_probs")
+    return old_log_probs - read(batch, "rollout_log_probs", like=old_log_probs)
+
+
+def at_level(batch: TISBatch, per_token: Tensor, level: Level) -> tuple[Tensor, Tensor]:
+    """Log-ratios per token, or per sample of their sum or mean; and which of them exist."""
+    mask: Tensor = batch.loss_mask
+    if level == "token":
+        return per_token, mask
+    layout = batch.layout
+    ids, num_samples = layout.sample_ids(mask.device), layout.num_samples
+    gather = importance.sequence_sum if level == "sequence" else importance.sequence_mean
+    return gather(per_token, mask, ids, num_samples), importance.sequence_any(mask, mask, ids, num_samples)
+
+
+def to_tokens(batch: TISBatch, values: Tensor, level: Level) -> Tensor:
+    """What :func:`at_level` gave, one entry for each token again."""
+    return values if level == "token" else batch.layout.expand(values)
