@@ -140,8 +140,8 @@ class MaskError(ContractError):
     rule_name = "mask"
 
 
-class MissingFieldError(ContractError):
-    """A field that is needed is absent, or present for some rows only."""
+class MissingFieldError(ContractError, AttributeError):
+    """A field that is needed is absent, not bound yet, or present for some rows only."""
 
     rule_name = "missing"
 

@@ -39,6 +39,7 @@ class Layout:
     prompt_lengths: tuple[int, ...] | None
     group_ids: tuple[int, ...] | None
     offsets: tuple[int, ...]
+    _cache: dict[tuple[str, torch.device], Tensor]
 
     def __init__(
         self,
@@ -218,7 +219,8 @@ class Layout:
         width = self.max_length if width is None else width
         flat = packed.new_full((self.num_samples * width, *packed.shape[1:]), value)
         index = self._padded_index(width, side, self.response_lengths, packed.device)
-        return flat.index_copy(0, index, packed).unflatten(0, (self.num_samples, width))
+        filled = flat.index_copy(0, index, packed)
+        return filled.reshape(self.num_samples, width, *packed.shape[1:])
 
     def pack(self, padded: Tensor, *, side: Side = "right", frame: Frame = "response") -> Tensor:
         """[batch, width, ...] -> [tokens, ...], with one differentiable gather.
@@ -332,7 +334,9 @@ class Layout:
     def _require_rows(self, name: str, tensor: Tensor, size: int, unit: str) -> None:
         if tensor.dim() == 0 or tensor.shape[0] != size:
             found = f"shape {list(tensor.shape)}"
-            raise violation_error("Layout", Violation(name, "shape", f"{size} entries, one for each of the {unit}", found))
+            raise violation_error(
+                "Layout", Violation(name, "shape", f"{size} entries, one for each of the {unit}", found)
+            )
 
 
 def _make_layout(

@@ -6,6 +6,7 @@ are the same however it was split. Nothing here synchronises with the device unt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -25,7 +26,7 @@ def _ratio(sums: list[float]) -> float:
 
 
 def _exp_ratio(sums: list[float]) -> float:
-    return float(torch.tensor(_ratio(sums), dtype=torch.float64).exp())
+    return math.exp(min(_ratio(sums), 709.0))
 
 
 def _std(sums: list[float]) -> float:
@@ -33,7 +34,7 @@ def _std(sums: list[float]) -> float:
     if not count:
         return 0.0
     mean = total / count
-    return float(max(squares / count - mean * mean, 0.0)) ** 0.5
+    return math.sqrt(max(squares / count - mean * mean, 0.0))
 
 
 def _effective_fraction(sums: list[float]) -> float:
@@ -75,7 +76,9 @@ class Metric:
         merge = _FINISH[self.kind][0]
         if merge == "sum":
             return Metric(self.kind, self.parts + theirs)
-        return Metric(self.kind, torch.maximum(self.parts, theirs) if merge == "max" else torch.minimum(self.parts, theirs))
+        return Metric(
+            self.kind, torch.maximum(self.parts, theirs) if merge == "max" else torch.minimum(self.parts, theirs)
+        )
 
     def compute(self) -> float:
         """The number, on the host."""

@@ -14,6 +14,7 @@ because the descriptor's ``__set__`` only takes an object that no user can hold.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeAlias, TypeVar, overload
 
@@ -32,6 +33,7 @@ class Role(Enum):
     FIXED = "fixed"
     TRAINABLE = "trainable"
     METADATA = "metadata"
+    PER_SAMPLE = "per sample"
 
     def __repr__(self) -> str:
         return self.value
@@ -107,6 +109,16 @@ if TYPE_CHECKING:
         def __get__(self, instance: Any, owner: Any) -> Any: ...
         def __set__(self, instance: OnlyWhileBuilding, value: T) -> None: ...
 
+    class PerSample(Generic[T]):
+        """Host values, one for each sample; pydantic validates each, and every cut of the batch cuts them too."""
+
+        @overload
+        def __get__(self, instance: None, owner: Any) -> PerSample[T]: ...
+        @overload
+        def __get__(self, instance: object, owner: Any) -> tuple[T, ...]: ...
+        def __get__(self, instance: Any, owner: Any) -> Any: ...
+        def __set__(self, instance: OnlyWhileBuilding, value: Sequence[T] | Tensor) -> None: ...
+
 else:
 
     class _GraphlessMeta(type(Tensor)):
@@ -140,3 +152,9 @@ else:
 
         def __class_getitem__(cls, item: Any) -> Any:
             return Annotated[item, Role.METADATA]
+
+    class PerSample:
+        """``PerSample[X]`` tags host values, one for each sample; every cut of the batch cuts them too."""
+
+        def __class_getitem__(cls, item: Any) -> Any:
+            return Annotated[tuple[item, ...], Role.PER_SAMPLE]

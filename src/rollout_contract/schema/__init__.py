@@ -1,0 +1,1 @@
+"""How a schema works: the plan compiled from its annotations, the build, the seal, and the frozen batch."""

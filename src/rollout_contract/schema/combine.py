@@ -1,0 +1,282 @@
+"""Cutting and joining batches: every axis of every field, in this one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rollout_contract.aggregation import step_weights
+from rollout_contract.errors import Violation, raise_violations, violation_error
+from rollout_contract.layout import Layout
+from rollout_contract.roles import Role
+from rollout_contract.schema.plan import FieldSpec, Plan
+from rollout_contract.schema.state import LAYOUT_FIELDS, State, seal
+
+if TYPE_CHECKING:
+    from rollout_contract.corrections import Correction
+
+PADDING_ROW_ID = -1
+
+
+def replace(plan: Plan, state: State, values: Mapping[str, Any]) -> State:
+    """The state with other values over the same rows, sealed anew."""
+    return State(values, state.layout, state.device, seal(plan, values), state.repairs, state.is_part)
+
+
+# -- selecting -----------------------------------------------------------------------------------------------------
+
+
+def row_indices(subject: str, rows: Sequence[int] | Tensor, size: int) -> list[int]:
+    """Host indices from indices or from a bool mask; negative ones count from the end."""
+    plain: list[Any] = rows.tolist() if isinstance(rows, Tensor) else list(rows)
+    if plain and all(isinstance(row, bool) for row in plain):
+        if len(plain) != size:
+            wrong = Violation("rows", "length", f"a mask over {size} samples", f"{len(plain)} entries")
+            raise violation_error(subject, wrong)
+        return [index for index, keep in enumerate(plain) if keep]
+    for row in plain:
+        if not -size <= row < size:
+            wrong = Violation("rows", "rows", f"an index below {size}", str(row))
+            raise IndexError(str(violation_error(subject, wrong)))
+    return [int(row) % size for row in plain]
+
+
+def select(plan: Plan, state: State, rows: Sequence[int]) -> State:
+    """The state of these samples, in this order."""
+    layout = state.layout.select(rows)
+    values = {name: _cut(plan[name], value, state.layout, layout, rows) for name, value in state.values.items()}
+    is_part = state.is_part or sorted(rows) != list(range(state.layout.num_samples))
+    return State(values, layout, state.device, seal(plan, values), state.repairs, is_part)
+
+
+def _cut(spec: FieldSpec, value: Any, old: Layout, new: Layout, rows: Sequence[int]) -> Any:
+    if spec.role is Role.PER_SAMPLE:
+        return tuple(value[row] for row in rows)
+    if not spec.is_tensor:
+        return value
+    if spec.axis == "groups":
+        index = {group: i for i, group in enumerate(old.groups)}
+        return _take(value, [(index[g], index[g] + 1) for g in _groups_of(new, old, rows)])
+    if spec.axis == "batch":
+        return _take(value, [(row, row + 1) for row in rows])
+    offsets = old.offsets if spec.axis == "tokens" else tuple(accumulate(old.sequence_lengths, initial=0))
+    return _take(value, [(offsets[row], offsets[row + 1]) for row in rows])
+
+
+def _groups_of(new: Layout, old: Layout, rows: Sequence[int]) -> tuple[int, ...]:
+    return new.groups if old.group_ids is not None else tuple(rows)
+
+
+def _take(tensor: Tensor, spans: list[tuple[int, int]]) -> Tensor:
+    """A view when the spans are adjacent, a copy otherwise."""
+    if not spans:
+        return tensor[:0]
+    if all(left[1] == right[0] for left, right in pairwise(spans)):
+        return tensor[spans[0][0] : spans[-1][1]]
+    return torch.cat([tensor[start:end] for start, end in spans])
+
+
+def cuts(subject: str, layout: Layout, samples: int | None, max_tokens: int | None) -> Iterator[tuple[int, int]]:
+    """Spans of consecutive samples: at most ``samples`` of them, or at most ``max_tokens`` tokens."""
+    if (samples is None) == (max_tokens is None) or (samples or max_tokens or 0) < 1:
+        wrong = Violation("split", "metadata", "samples=... or max_tokens=..., at least 1", f"{samples}, {max_tokens}")
+        raise violation_error(subject, wrong)
+    if layout.num_samples == 0:
+        return iter([(0, 0)])
+    if samples is not None:
+        return iter([(s, min(s + samples, layout.num_samples)) for s in range(0, layout.num_samples, samples)])
+    lengths = layout.response_lengths if layout.prompt_lengths is None else layout.sequence_lengths
+    return iter(_cuts_by_tokens(subject, lengths, max_tokens or 0))
+
+
+def _cuts_by_tokens(subject: str, lengths: Sequence[int], max_tokens: int) -> list[tuple[int, int]]:
+    hint = "raise max_tokens, or drop or truncate the sample"
+    raise_violations(
+        subject,
+        [
+            Violation("split", "length", f"at most max_tokens={max_tokens} tokens", str(length), hint, row=row)
+            for row, length in enumerate(lengths)
+            if length > max_tokens
+        ],
+    )
+    spans, start, used = [], 0, 0
+    for row, length in enumerate(lengths):
+        if used + length > max_tokens:
+            spans.append((start, row))
+            start, used = row, 0
+        used += length
+    return [*spans, (start, len(lengths))]
+
+
+# -- joining -------------------------------------------------------------------------------------------------------
+
+
+def concat(subject: str, plan: Plan, states: Sequence[State]) -> State:
+    """All samples of all states; all of them have a field, or none."""
+    if not states:
+        raise violation_error(subject, Violation("batches", "missing", "at least one batch", "none"))
+    raise_violations(subject, _uneven(plan, states))
+    names = [name for name in plan if name in states[0].values]
+    values = {name: _join(plan[name], [state.values[name] for state in states]) for name in names}
+    layout = Layout(**{name: values[name] for name in LAYOUT_FIELDS if name in values})
+    for name in names:
+        if plan[name].axis == "groups" and layout.group_ids is not None:
+            values[name] = _join_groups(subject, name, states, layout)
+    repairs: dict[str, Any] = {}
+    for state in states:
+        for name, count in state.repairs.items():
+            repairs[name] = repairs.get(name, 0) + count
+    is_part = any(state.is_part for state in states)
+    return State(values, layout, states[0].device, seal(plan, values), repairs, is_part)
+
+
+def _uneven(plan: Plan, states: Sequence[State]) -> Iterator[Violation]:
+    first = states[0]
+    for name, spec in plan.items():
+        holders = [index for index, state in enumerate(states) if name in state.values]
+        if holders and len(holders) < len(states):
+            lacking = [index for index in range(len(states)) if index not in holders]
+            hint = "give the field to every batch, or to none"
+            yield Violation(name, "missing", "the field in all batches or none", f"none in batches {lacking}", hint)
+        elif holders and spec.role is Role.METADATA and any(s.values[name] != first.values[name] for s in states):
+            different = [repr(state.values[name]) for state in states]
+            yield Violation(name, "metadata", "equal metadata in all batches", " and ".join(dict.fromkeys(different)))
+    for index, state in enumerate(states):
+        if state.device != first.device:
+            yield Violation(f"batch {index}", "device", f"{first.device}, as batch 0", str(state.device), "use to()")
+
+
+def _join(spec: FieldSpec, values: Sequence[Any]) -> Any:
+    if spec.role is Role.PER_SAMPLE:
+        return tuple(item for value in values for item in value)
+    return torch.cat(list(values)) if spec.is_tensor else values[0]
+
+
+def _join_groups(subject: str, name: str, states: Sequence[State], layout: Layout) -> Tensor:
+    """One row for each group; a group that several batches hold must have the same row in all of them."""
+    rows: dict[int, Tensor] = {}
+    for state in states:
+        for group, row in zip(state.layout.groups, state.values[name], strict=True):
+            if group in rows and not torch.equal(rows[group], row):
+                found = f"different values for group {group}"
+                raise violation_error(subject, Violation(name, "metadata", "one value for each group", found))
+            rows[group] = row
+    return torch.stack([rows[group] for group in layout.groups]) if rows else states[0].values[name]
+
+
+def merged_fields(subject: str, mine: State, theirs: State) -> dict[str, Any]:
+    """What the other batch adds, if it is about the same rows in the same order."""
+    if mine.values["row_ids"] != theirs.values["row_ids"]:
+        hint = "select() the rows of one into the order of the other, or give both the same row_ids when they are built"
+        different = Violation("row_ids", "rows", _short(mine.values["row_ids"]), _short(theirs.values["row_ids"]), hint)
+        raise violation_error(subject, different)
+    shared = [name for name in theirs.values if name in mine.values]
+    raise_violations(
+        subject,
+        [
+            Violation(name, "metadata", "the same value in both batches", "different ones")
+            for name in shared
+            if not _equal(mine.values[name], theirs.values[name])
+        ],
+    )
+    return {name: value for name, value in theirs.values.items() if name not in mine.values}
+
+
+def _short(ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ids[:8]))
+    return f"rows {shown}{', ...' if len(ids) > 8 else ''}"
+
+
+def _equal(mine: Any, theirs: Any) -> bool:
+    if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
+        # NaN at a masked place equals itself: a batch that is merged with its own copy is no conflict.
+        return mine.shape == theirs.shape and torch.allclose(mine, theirs.to(mine.device), 0.0, 0.0, equal_nan=True)
+    return bool(mine == theirs)
+
+
+def allclose(mine: State, theirs: State, rtol: float, atol: float) -> bool:
+    """Whether two states hold the same fields with the same values, to rounding."""
+
+    def close(a: Any, b: Any) -> bool:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return a.shape == b.shape and torch.allclose(a, b.to(a.device), rtol, atol, equal_nan=True)
+        return bool(a == b)
+
+    return set(mine.values) == set(theirs.values) and all(close(v, theirs.values[n]) for n, v in mine.values.items())
+
+
+# -- corrections ---------------------------------------------------------------------------------------------------
+
+
+def correct(subject: str, plan: Plan, state: State, correction: Correction) -> State:
+    """Attach a correction's weights and mask; weights of the loss that exist already are computed anew."""
+    raise_violations(subject, _correction_violations(state, correction))
+    values = dict(state.values)
+    if correction.weights is not None:
+        values["correction_weights"] = correction.weights
+    if correction.mask is not None:
+        values["loss_mask"] = values["loss_mask"] & correction.mask
+        if "loss_weights" in values:
+            old: Tensor = values["loss_weights"]
+            aggregation = values["aggregation"]
+            values["loss_weights"] = step_weights(state.layout, values["loss_mask"], aggregation, old.dtype)
+    return replace(plan, state, values)
+
+
+def _correction_violations(state: State, correction: Correction) -> Iterator[Violation]:
+    if correction.row_ids != state.values["row_ids"]:
+        hint = "make the correction from this batch, before it is split or reordered"
+        yield Violation("correction", "rows", _short(state.values["row_ids"]), _short(correction.row_ids), hint)
+    if correction.weights is not None and "correction_weights" in state.values:
+        hint = "combine the corrections into one before applying it"
+        yield Violation("correction_weights", "correction", "a batch without correction weights", "a second set", hint)
+    if correction.mask is None or "loss_weights" not in state.values:
+        return
+    aggregation = state.values.get("aggregation")
+    if state.is_part or aggregation is None or not aggregation.is_local:
+        found = "weights of the loss that were computed before, from counts that this batch does not hold"
+        hint = "apply a correction that rejects tokens before weighted() and split()"
+        yield Violation("loss_weights", "correction", "no weights of the loss yet", found, hint)
+
+
+# -- the rest ------------------------------------------------------------------------------------------------------
+
+
+def pad_to(subject: str, plan: Plan, state: State, num_samples: int) -> State:
+    """Append samples without tokens. Every field gets its rows, so nothing is dropped when parts are joined."""
+    extra = num_samples - state.layout.num_samples
+    if extra < 0:
+        wrong = Violation("num_samples", "rows", f"at least {state.layout.num_samples}", str(num_samples))
+        raise violation_error(subject, wrong)
+    values = {name: _padded(plan[name], name, value, state.layout, extra) for name, value in state.values.items()}
+    layout = Layout(**{name: values[name] for name in LAYOUT_FIELDS if name in values})
+    return State(values, layout, state.device, seal(plan, values), state.repairs, state.is_part)
+
+
+def _padded(spec: FieldSpec, name: str, value: Any, layout: Layout, extra: int) -> Any:
+    if spec.role is Role.PER_SAMPLE:
+        filler = {"row_ids": PADDING_ROW_ID, "group_ids": PADDING_ROW_ID, "response_lengths": 0, "prompt_lengths": 0}
+        return value + (filler.get(name, value[-1] if value else None),) * extra
+    rows = extra if spec.axis == "batch" else 0
+    if spec.axis == "groups":
+        rows = extra if layout.group_ids is None else min(extra, 1)
+    if not spec.is_tensor or not rows:
+        return value
+    return torch.cat([value, value.new_zeros(rows, *value.shape[1:])])
+
+
+def to_device(plan: Plan, state: State, device: torch.device) -> State:
+    """Blocking copies: a host copy that is read before it has arrived would be garbage without an error."""
+    values = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in state.values.items()}
+    places = {value.device for value in values.values() if isinstance(value, Tensor)}
+    home = places.pop() if len(places) == 1 else device
+    return State(values, state.layout, home, seal(plan, values), state.repairs, state.is_part)
+
+
+def compact(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that can be sent: a view would drag the whole storage of its step along."""
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in values.items()}

@@ -1,0 +1,190 @@
+"""The plan of a schema: its annotations, compiled once, when the class is made.
+
+A wrong schema therefore fails at import and not at step 400.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
+
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from rollout_contract.errors import Violation, raise_violations, violation_error
+from rollout_contract.roles import AnyDevice, Role, Unbound, Upcast
+
+LEVELS = ("tokens", "batch", "groups", "sequence")
+"""The first dimension of a field: response tokens, samples, groups, or all tokens of prompts and responses."""
+
+Family: TypeAlias = Literal["float", "int", "bool"]
+
+HALF_PRECISION = ("float16", "bfloat16")
+# Plain ``Float`` means a dtype in which a difference of log-probs is still a number worth exponentiating.
+_FULL_PRECISION = ("float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """One field of a schema."""
+
+    name: str
+    role: Role
+    required: bool
+    default: Any = None
+    dims: tuple[str | int, ...] = ()
+    family: Family = "float"
+    dtypes: tuple[str, ...] = ()
+    any_device: bool = False
+    upcast: bool = False
+    adapter: TypeAdapter[Any] | None = None
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.role in (Role.FIXED, Role.TRAINABLE)
+
+    @property
+    def axis(self) -> str:
+        """What the first dimension counts; ``batch`` for per-sample host values, empty for other metadata."""
+        if self.role is Role.PER_SAMPLE:
+            return "batch"
+        return str(self.dims[0]) if self.dims else ""
+
+    @property
+    def holds_log_probs(self) -> bool:
+        """Log-probs are known by their name, which is the field's standard one: it ends in ``log_probs``."""
+        return self.is_tensor and self.name.endswith("log_probs")
+
+    def signature(self) -> tuple[Any, ...]:
+        """What a subclass may not change: it is what losses rely on."""
+        return self.role, self.dims, self.family
+
+
+Plan: TypeAlias = Mapping[str, FieldSpec]
+
+
+def compile_plan(schema: type, root: type | None) -> Plan:
+    """Compile the annotations of ``schema`` itself and join them with the plans of its bases.
+
+    ``root`` is the class that all schemas share, None while that class itself is being made.
+    """
+    plan: dict[str, FieldSpec] = {}
+    for parent in reversed(schema.__mro__[1:]):
+        plan |= parent.__dict__.get("__plan__", {})
+    violations: list[Violation] = []
+    for name, hint in _own_annotations(schema).items():
+        if name.startswith("_"):
+            continue
+        spec = _compile_field(schema, name, hint)
+        if isinstance(spec, Violation):
+            violations.append(spec)
+        else:
+            plan[name] = spec
+    violations += _conflicts(schema, plan)
+    if root is not None:
+        violations += _overridden(schema, plan, root)
+    raise_violations(schema.__name__, violations)
+    return plan
+
+
+def _own_annotations(schema: type) -> dict[str, Any]:
+    """The class's own annotations; those that are strings are evaluated where the class was written."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("rollout_contract.schema."):
+        frame = frame.f_back
+    try:
+        return inspect.get_annotations(schema, locals=dict(frame.f_locals), eval_str=True)
+    except NameError as error:
+        hint = "import the name at run time (not under TYPE_CHECKING) where the schema is defined"
+        wrong = Violation(schema.__name__, "schema", "annotations that can be evaluated", str(error), hint)
+        raise violation_error(schema.__name__, wrong) from error
+
+
+def _compile_field(schema: type, name: str, hint: Any) -> FieldSpec | Violation:
+    parts = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    roles = [part for part in parts if isinstance(part, Role)]
+    if len(roles) != 1:
+        tags = "Fixed[...], Trainable[...], PerSample[...] or Metadata[...]"
+        found = f"{len(roles)} tags on {_show(hint)}"
+        return Violation(name, "schema", f"exactly one tag: {tags}", found, "say what a loss may do with the field")
+    default = schema.__dict__.get(name, ...)
+    if roles[0] in (Role.METADATA, Role.PER_SAMPLE):
+        required, value = default is ..., None if isinstance(default, Unbound) else default
+        return FieldSpec(name, roles[0], required, value, adapter=TypeAdapter(parts[0]))
+    if default is not ... and not isinstance(default, Unbound):
+        return Violation(
+            name, "schema", "no default, or unbound()", repr(default), "a tensor field has no other default"
+        )
+    return _compile_tensor(name, roles[0], default is ..., parts)
+
+
+def _compile_tensor(name: str, role: Role, required: bool, parts: tuple[Any, ...]) -> FieldSpec | Violation:
+    array = parts[0]
+    dtypes, dims = getattr(array, "dtypes", None), getattr(array, "dims", None)
+    if not isinstance(dtypes, tuple) or not dims or getattr(array, "array_type", None) is not Tensor:
+        expected = 'a jaxtyping annotation with dimensions, such as Float[Tensor, "tokens"]'
+        return Violation(name, "schema", expected, _show(array))
+    sizes = tuple(array.dim_str.split())
+    if sizes[0] not in LEVELS:
+        return Violation(name, "schema", f"a first dimension out of {', '.join(LEVELS)}", repr(array.dim_str))
+    if not all(size.isidentifier() or size.isdigit() for size in sizes):
+        return Violation(name, "schema", "dimensions that are names or numbers", repr(array.dim_str))
+    family = _family(dtypes)
+    if family is None:
+        return Violation(name, "schema", "Float, Int or Bool (or an exact dtype of these)", _show(array))
+    if family == "float" and set(_FULL_PRECISION) <= set(dtypes):
+        dtypes = _FULL_PRECISION
+    return FieldSpec(
+        name,
+        role,
+        required,
+        dims=tuple(int(size) if size.isdigit() else size for size in sizes),
+        family=family,
+        dtypes=dtypes,
+        any_device=AnyDevice in parts,
+        upcast=Upcast in parts,
+    )
+
+
+def _family(dtypes: tuple[str, ...]) -> Family | None:
+    families: dict[Family, tuple[str, ...]] = {"float": ("float", "bfloat"), "int": ("int", "uint"), "bool": ("bool",)}
+    for family, prefixes in families.items():
+        if all(dtype.startswith(prefixes) for dtype in dtypes):
+            return family
+    return None
+
+
+def _conflicts(schema: type, plan: Plan) -> Iterator[Violation]:
+    """A field keeps its role and shape in every subclass, and means the same in every base of a composed schema."""
+    for parent in schema.__mro__[1:]:
+        inherited: Plan = parent.__dict__.get("__plan__", {})
+        for name, spec in inherited.items():
+            if name in plan and plan[name].signature() != spec.signature():
+                expected = f"as in {parent.__name__}: {describe(spec)}"
+                hint = "give the new field its own name: the losses of the base class rely on this one"
+                yield Violation(name, "schema", expected, describe(plan[name]), hint)
+
+
+def _overridden(schema: type, plan: Plan, root: type) -> Iterator[Violation]:
+    """Nothing may stand between a field's declaration and the loss that reads it."""
+    methods = {name for name in vars(root) if name not in root.__dict__["__plan__"]}
+    guarded = set(plan) | {"__init__", "__new__", "__getattribute__", "__getattr__"}
+    for name in sorted((set(schema.__dict__) - set(inspect.get_annotations(schema))) & guarded):
+        hint = "a schema declares fields and may add methods; derive other values in a function"
+        yield Violation(name, "schema", f"{schema.__name__} leaves {name} as its bases made it", "an override", hint)
+    for name in sorted(set(plan) & methods):
+        yield Violation(name, "schema", "a name that no method of a batch has", f"the method {name}()")
+
+
+def describe(spec: FieldSpec) -> str:
+    """For example ``fixed float[tokens]``."""
+    if not spec.is_tensor:
+        return spec.role.value
+    return f"{spec.role.value} {spec.family}[{' '.join(map(str, spec.dims))}]"
+
+
+def _show(annotation: Any) -> str:
+    return getattr(annotation, "__name__", None) or repr(annotation)

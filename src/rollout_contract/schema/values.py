@@ -1,0 +1,70 @@
+"""Checks that look at values: one reduction per field, one synchronisation for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollout_contract.errors import Violation
+from rollout_contract.layout import Layout
+from rollout_contract.schema.plan import FieldSpec
+
+LOG_PROB_TOLERANCE = 1e-3
+"""How far above zero a log-prob may lie (nats): a log-softmax in float32 overshoots by rounding."""
+
+
+def value_violations(specs: Sequence[FieldSpec], values: Mapping[str, Any], layout: Layout) -> Iterator[Violation]:
+    """Trained tokens with NaN, an infinity, or a log-prob above zero. What lies at masked tokens is of no interest."""
+    checked = [spec for spec in specs if spec.family == "float" and _can_look(values[spec.name])]
+    if not checked:
+        return
+    wrong = [_wrong_entries(spec, values) for spec in checked]
+    home = values["loss_mask"].device
+    found = torch.stack([entries.any().to(home) for entries in wrong]).tolist()
+    for spec, entries, is_wrong in zip(checked, wrong, found, strict=True):
+        if is_wrong:
+            yield _first_wrong(spec, values[spec.name], entries, layout)
+
+
+def _can_look(tensor: Tensor) -> bool:
+    """Meta and fake tensors have a shape and no values."""
+    return not tensor.is_meta and type(tensor).__name__ != "FakeTensor"
+
+
+def _wrong_entries(spec: FieldSpec, values: Mapping[str, Any]) -> Tensor:
+    tensor: Tensor = values[spec.name].detach()
+    wrong = ~torch.isfinite(tensor)
+    if spec.holds_log_probs:
+        wrong |= tensor > LOG_PROB_TOLERANCE
+    wrong = wrong.reshape(wrong.shape[0], -1).any(1)
+    return wrong & values["loss_mask"].to(wrong.device) if spec.axis == "tokens" else wrong
+
+
+def _first_wrong(spec: FieldSpec, tensor: Tensor, wrong: Tensor, layout: Layout) -> Violation:
+    index = int(wrong.nonzero()[0])
+    row, position = index, None
+    if spec.axis == "tokens":
+        row, position = int(layout.sample_ids()[index]), int(layout.positions()[index])
+    entry = tensor[index].detach().flatten()
+    bad = (
+        entry[~torch.isfinite(entry) | (entry > LOG_PROB_TOLERANCE)]
+        if spec.holds_log_probs
+        else entry[~torch.isfinite(entry)]
+    )
+    count = int(wrong.sum())
+    more = "" if count == 1 else f" (and {count - 1} more such entries)"
+    expected = "a finite log-prob, at most 0" if spec.holds_log_probs else "a finite number"
+    return Violation(spec.name, "value", expected, f"{bad[0].item()}{more}", _hint(spec, bad[0]), row, position)
+
+
+def _hint(spec: FieldSpec, value: Tensor) -> str:
+    if not spec.holds_log_probs:
+        return "mask the token out, or repair the producer"
+    if bool(torch.isnan(value)):
+        return 'repair the producer, or build under settings(missing="mask_out")'
+    if bool(torch.isinf(value)):
+        return "the token lies outside the support that was scored (top-k or top-p filtering): mask it out"
+    return "a probability above 1: were logits or negated log-probs passed?"
