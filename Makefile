@@ -1,0 +1,58 @@
+# Every target sets up what it needs in .venv; no step comes before.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# The tests run many small tensors; more threads per process only make them wait for each other.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint types wheel bench docs clean
+
+help:
+	@echo "make demo    watch a policy learn through validated batches (two minutes on two cores)"
+	@echo "make test    run the tests"
+	@echo "make check   what CI runs: lint, types, tests, wheel"
+	@echo "make bench   measure against plain PyTorch"
+	@echo "make docs    write the generated pages under docs/"
+
+# torch first and by its exact version: the wheel that pip picks for a bare "torch" may be another, larger one.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $(READY)
+
+demo: $(READY)
+	OMP_NUM_THREADS=2 $(BIN)/python examples/demo.py
+
+test: $(READY)
+	$(BIN)/pytest -n 2
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+# The wheel is what users get, so it is imported from where it was unpacked and not from the source tree.
+wheel: $(READY)
+	rm -rf dist build/wheel
+	$(BIN)/python -m build --no-isolation --outdir dist . > /dev/null
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/wheel dist/*.whl
+	test -f build/wheel/rollout_contract/py.typed
+	cd build && PYTHONPATH=wheel ../$(BIN)/python ../tests/readme_example.py
+
+check: lint types test wheel
+
+bench: $(READY)
+	$(BIN)/python benchmarks/run.py
+
+docs: $(READY)
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_output
