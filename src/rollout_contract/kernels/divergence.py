@@ -24,7 +24,9 @@ from rollout_contract.kernels.projection import ProjectionGradients, scaled_logi
 Interpolation = Literal["mixture", "linear"]
 
 
-def kl_terms(log_p: Float[Tensor, "tokens vocab"], log_q: Float[Tensor, "tokens vocab"]) -> Float[Tensor, "tokens vocab"]:
+def kl_terms(
+    log_p: Float[Tensor, "tokens vocab"], log_q: Float[Tensor, "tokens vocab"]
+) -> Float[Tensor, "tokens vocab"]:
     """p (log p - log q), 0 where p is 0, in value and gradient; infinite where only q is 0."""
     possible = log_p > float("-inf")
     log_p, log_q = log_p.where(possible, 0.0), log_q.where(possible, 0.0)
@@ -79,9 +81,27 @@ def divergence_gradient(
     return (1 - beta) * (terms - student.exp() * terms.sum(-1, keepdim=True))
 
 
-class DivergenceOfStates(torch.autograd.Function):
-    """(states, weight or None, teacher_states, teacher_weight or None, temperature, beta, interpolation, chunk_size)."""
+def divergence_of_states(
+    states: Float[Tensor, "tokens width"],
+    weight: Float[Tensor, "vocab width"] | None,
+    teacher_states: Float[Tensor, "tokens teacher_width"],
+    teacher_weight: Float[Tensor, "vocab teacher_width"] | None,
+    temperature: Float[Tensor, "tokens"],
+    beta: float,
+    interpolation: Interpolation,
+    chunk_size: int,
+) -> Float[Tensor, "tokens"]:
+    """The divergence of softmax(states @ weight.T / temperature) from the teacher's distribution.
 
+    Without a weight, states are logits. The teacher may lie on another device; its chunks are moved.
+    """
+    divergence: Tensor = _DivergenceOfStates.apply(  # type: ignore[no-untyped-call]
+        states, weight, teacher_states, teacher_weight, temperature, beta, interpolation, chunk_size
+    )
+    return divergence
+
+
+class _DivergenceOfStates(torch.autograd.Function):
     @staticmethod
     def forward(
         states: Tensor,
@@ -96,8 +116,8 @@ class DivergenceOfStates(torch.autograd.Function):
         values = []
         for begin in chunk_starts(states, chunk_size):
             part = slice(begin, begin + chunk_size)
-            student = log_softmax_of(states[part], weight, temperature[part])
-            teacher = log_softmax_of(teacher_states[part], teacher_weight, temperature[part]).to(student)
+            student = _log_softmax(states[part], weight, temperature[part])
+            teacher = _log_softmax(teacher_states[part], teacher_weight, temperature[part]).to(student)
             values.append(divergence(student, teacher, beta, interpolation))
         return torch.cat(values)
 
@@ -108,20 +128,21 @@ class DivergenceOfStates(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (upstream,) = grad_outputs
         states, weight, teacher_states, teacher_weight, temperature = ctx.saved_tensors
         for_states, for_weight = ctx.needs_input_grad[:2]
         gradients = ProjectionGradients(weight, for_states=for_states, for_weight=for_weight)
         for begin in chunk_starts(states, ctx.chunk_size):
             part = slice(begin, begin + ctx.chunk_size)
-            student = log_softmax_of(states[part], weight, temperature[part])
-            teacher = log_softmax_of(teacher_states[part], teacher_weight, temperature[part]).to(student)
+            student = _log_softmax(states[part], weight, temperature[part])
+            teacher = _log_softmax(teacher_states[part], teacher_weight, temperature[part]).to(student)
             gradient = divergence_gradient(student, teacher, ctx.beta, ctx.interpolation)
             gradient = upstream[part].unsqueeze(-1) * gradient
             gradients.add(states[part], temperature[part], gradient, upstream[part] != 0)
         return *gradients.finish(), None, None, None, None, None, None
 
 
-def log_softmax_of(states: Tensor, weight: Tensor | None, temperature: Tensor) -> Tensor:
+def _log_softmax(states: Tensor, weight: Tensor | None, temperature: Tensor) -> Tensor:
     """Log-probs over the vocabulary; computed where the states are."""
     return scaled_logits(states, weight, temperature.to(states.device)).log_softmax(-1)
