@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rollout_contract.roles import AnyDevice, Fixed, Trainable, unbound
@@ -31,10 +31,14 @@ class Scored(LiveBatch):
     old_log_probs: Fixed[Float[Tensor, "tokens"]]
 
 
-class PolicyBatch(Scored):
-    """What ``policy_loss`` reads: advantages per token."""
+class AdvantageBatch(LiveBatch):
+    """Advantages per token: what the plain policy gradient reads."""
 
     advantages: Fixed[Float[Tensor, "tokens"]]
+
+
+class PolicyBatch(Scored, AdvantageBatch):
+    """What most policy objectives read: advantages, and the scores that their ratio is taken against."""
 
 
 class RolloutScored(RolloutBatch):
@@ -47,16 +51,65 @@ class TISBatch(Scored, RolloutScored):
     """What a correction of the mismatch between sampler and trainer reads."""
 
 
+class RolloutPolicyBatch(AdvantageBatch, RolloutScored):
+    """What policy objectives read whose ratio is taken against the sampler itself."""
+
+
 class KLBatch(LiveBatch):
     """Log-probs of the reference policy."""
 
     ref_log_probs: Fixed[Float[Tensor, "tokens"]]
 
 
-class OPDBatch(Scored):
+class ScoredKLBatch(KLBatch, Scored):
+    """What the KL in the reward reads, and the KL loss with a live importance weight."""
+
+
+class BehaviourKLBatch(KLBatch, RolloutScored):
+    """What the KL loss reads whose weight is taken against the sampler."""
+
+
+class TeacherBatch(LiveBatch):
     """Log-probs that a teacher gives the student's own tokens; they may lie on another device."""
 
     teacher_log_probs: Fixed[Annotated[Float[Tensor, "tokens"], AnyDevice]]
+
+
+class OPDBatch(Scored, TeacherBatch):
+    """What on-policy distillation reads: scores of the teacher and of the student that made the tokens."""
+
+
+class RolloutTeacherBatch(TeacherBatch, RolloutScored):
+    """What distillation losses read that compare with the sampler."""
+
+
+class TeachersBatch(RolloutBatch):
+    """Scores of several teachers, and how much each of them counts for a sample (see ``mixed_teacher``)."""
+
+    teachers_log_probs: Fixed[Annotated[Float[Tensor, "tokens teachers"], AnyDevice]]
+    teacher_weights: Fixed[Float[Tensor, "batch teachers"]]
+
+
+class TopKBatch(RolloutBatch):
+    """A few outcomes per token: their ids, the teacher's log-probs of them, and the student's, live.
+
+    A divergence over a top-k set is no advantage: as a constant it does not depend on the sampled token, and its
+    expected gradient is zero. So the student's side is trainable, and nothing takes it as a number.
+
+    ``topk_mask`` says which entries belong to the set; all of them when it is absent. What stands in the others is not
+    read, but must be finite.
+    """
+
+    topk_ids: Fixed[Int[Tensor, "tokens topk"]]
+    teacher_topk_log_probs: Fixed[Annotated[Float[Tensor, "tokens topk"], AnyDevice]]
+    topk_mask: Fixed[Bool[Tensor, "tokens topk"]] = unbound()
+    topk_log_probs: Trainable[Float[Tensor, "tokens topk"]] = unbound()
+
+
+class DivergenceBatch(RolloutBatch):
+    """A divergence between student and teacher at each token, live (see ``rollout_contract.distillation``)."""
+
+    divergence: Trainable[Float[Tensor, "tokens"]] = unbound()
 
 
 class ReverseKLBatch(RolloutBatch):
@@ -79,6 +132,10 @@ class EntropyBatch(RolloutBatch):
     entropy: Trainable[Float[Tensor, "tokens"]] = unbound()
 
 
+class TopKEntropyBatch(TopKBatch, EntropyBatch):
+    """A top-k set with the student's whole entropy, from which the entropy outside the set follows."""
+
+
 class ObservedEntropyBatch(RolloutBatch):
     """Entropy that is only looked at: for metrics, and for masks that keep the tokens of high entropy."""
 
@@ -91,10 +148,26 @@ class RewardBatch(RolloutBatch):
     rewards: Fixed[Float[Tensor, "batch"]]
 
 
+class PositiveBatch(LiveBatch):
+    """What the likelihood term of positive examples reads (see ``positive_example_weights``)."""
+
+    positive_weights: Fixed[Float[Tensor, "tokens"]]
+
+
+class OptimalAdvantageBatch(KLBatch, RewardBatch):
+    """What A*-PO reads: rewards, reference scores, and the optimal value of each sample's prompt."""
+
+    optimal_values: Fixed[Float[Tensor, "batch"]]
+
+
 class TokenRewardBatch(RolloutBatch):
     """One reward per token; the outcome's reward sits on the last trained token (see ``place_rewards``)."""
 
     token_rewards: Fixed[Float[Tensor, "tokens"]]
+
+
+class KLRewardBatch(ScoredKLBatch, TokenRewardBatch):
+    """Token rewards, and the scores whose KL is taken off them."""
 
 
 class GAEBatch(TokenRewardBatch):
