@@ -15,7 +15,7 @@ from typing import Annotated
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rollout_contract.roles import AnyDevice, Fixed, Trainable, unbound
+from rollout_contract.roles import AnyDevice, Fixed, PerSample, Trainable, unbound
 from rollout_contract.schema.batch import RolloutBatch
 
 
@@ -142,6 +142,14 @@ class ObservedEntropyBatch(RolloutBatch):
     observed_entropy: Fixed[Float[Tensor, "tokens"]] = unbound()
 
 
+class OffPolicyMaskBatch(PolicyBatch, TISBatch):
+    """What off-policy sequence masking reads: the policy's fields and the sampler's scores."""
+
+
+class EntropyMaskBatch(PolicyBatch, ObservedEntropyBatch):
+    """What masking by entropy reads: the policy's fields and an entropy that is only looked at."""
+
+
 class RewardBatch(RolloutBatch):
     """One reward per sample."""
 
@@ -174,3 +182,33 @@ class GAEBatch(TokenRewardBatch):
     """What generalised advantage estimation reads."""
 
     values: Fixed[Float[Tensor, "tokens"]]
+
+
+class BootstrappedGAEBatch(GAEBatch):
+    """For responses that were cut off: the critic's value of what would have followed, 0 for a finished response."""
+
+    final_values: Fixed[Float[Tensor, "batch"]]
+
+
+class ReMaxBatch(TokenRewardBatch):
+    """What ReMax reads: token rewards, and the reward of the greedy response to each sample's prompt."""
+
+    reward_baselines: Fixed[Float[Tensor, "batch"]]
+
+
+class OTBBatch(Scored, TokenRewardBatch):
+    """What the optimal token baseline reads: at each token also the sum of all squared probabilities of the policy."""
+
+    sum_pi_squared: Fixed[Float[Tensor, "tokens"]]
+
+
+class RewardComponentsBatch(RolloutBatch):
+    """Several rewards per sample, such as correctness, format and length (see ``gdpo``)."""
+
+    reward_components: Fixed[Float[Tensor, "batch components"]]
+
+
+class RoleRewardBatch(RewardBatch):
+    """Rewards of players, and the role that each sample played (see ``role_conditioned``)."""
+
+    roles: PerSample[str]

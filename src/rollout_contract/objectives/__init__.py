@@ -1,0 +1,36 @@
+"""Policy objectives: what ``policy_loss`` minimises. One frozen configuration class each; see :mod:`registry`."""
+
+from rollout_contract.objectives.base import Objective as Objective
+from rollout_contract.objectives.base import PolicyObjective as PolicyObjective
+from rollout_contract.objectives.base import Terms as Terms
+from rollout_contract.objectives.cispo import CISPO as CISPO
+from rollout_contract.objectives.cispo import RolloutCISPO as RolloutCISPO
+from rollout_contract.objectives.covariance import ClipCov as ClipCov
+from rollout_contract.objectives.covariance import KLCov as KLCov
+from rollout_contract.objectives.dppo import DPPO as DPPO
+from rollout_contract.objectives.dppo import ProbabilityMask as ProbabilityMask
+from rollout_contract.objectives.dppo import ProximalDPPO as ProximalDPPO
+from rollout_contract.objectives.dro import DRO as DRO
+from rollout_contract.objectives.filtered import OPSM as OPSM
+from rollout_contract.objectives.filtered import ProximalOPSM as ProximalOPSM
+from rollout_contract.objectives.filtered import TopEntropy as TopEntropy
+from rollout_contract.objectives.gmpo import GMPO as GMPO
+from rollout_contract.objectives.gspo import GSPO as GSPO
+from rollout_contract.objectives.gspo import LUSPO as LUSPO
+from rollout_contract.objectives.gspo import GSPOToken as GSPOToken
+from rollout_contract.objectives.importance_sampling import ImportanceSampling as ImportanceSampling
+from rollout_contract.objectives.importance_sampling import OnPolicyRatio as OnPolicyRatio
+from rollout_contract.objectives.likelihood import NLL as NLL
+from rollout_contract.objectives.likelihood import PositiveNLL as PositiveNLL
+from rollout_contract.objectives.likelihood import positive_example_weights as positive_example_weights
+from rollout_contract.objectives.optimal_advantage import OptimalAdvantage as OptimalAdvantage
+from rollout_contract.objectives.ppo_clip import PPOClip as PPOClip
+from rollout_contract.objectives.product_clip import ProductClip as ProductClip
+from rollout_contract.objectives.registry import OBJECTIVES as OBJECTIVES
+from rollout_contract.objectives.reinforce import GPG as GPG
+from rollout_contract.objectives.reinforce import Reinforce as Reinforce
+from rollout_contract.objectives.reinforce import RolloutReinforce as RolloutReinforce
+from rollout_contract.objectives.rollout_is import RolloutIS as RolloutIS
+from rollout_contract.objectives.sapo import SAPO as SAPO
+from rollout_contract.objectives.topr import TOPR as TOPR
+from rollout_contract.objectives.vespo import VESPO as VESPO
