@@ -28,7 +28,7 @@ def above_mean(rewards: Float[Tensor, "batch"], group: Moments) -> Float[Tensor,
 
 def above_others(rewards: Float[Tensor, "batch"], group: Moments) -> Float[Tensor, "batch"]:
     """Reward minus the mean of the group's other members; 0 for a sample without others."""
-    return above_mean(rewards, group) * group.count / (group.count - 1).clamp(min=1)
+    return above_mean(rewards, group) * group.number / (group.number - 1).clamp(min=1)
 
 
 def above_weighted_mean(
@@ -52,7 +52,7 @@ def keep_singletons(
     advantages: Float[Tensor, "batch"], raw: Float[Tensor, "batch"], group: Moments
 ) -> Float[Tensor, "batch"]:
     """``raw`` in place of the advantage where a sample is the only scored one of its group."""
-    return raw.where((group.count == 1) & ~raw.isnan(), advantages)
+    return raw.where((group.number == 1) & ~raw.isnan(), advantages)
 
 
 def zero_variance(
@@ -93,5 +93,5 @@ def leader(
     below = segment_max(kept.where(~top, lowest), group_index, num_groups)[group_index]
     second = kept.where(top & tied, below)
     alone = top & ~tied & (below > lowest)
-    margin = (kept.where(alone, 0.0) - below.where(alone, 0.0))
+    margin = kept.where(alone, 0.0) - below.where(alone, 0.0)
     return Leader(alone, margin, second)

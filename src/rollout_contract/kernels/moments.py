@@ -26,13 +26,13 @@ class Moments(NamedTuple):
     """Statistics of the counted values of one set, or of many: the mean is ``shift + offset``.
 
     Attributes:
-        count: how many values were counted.
+        number: how many values were counted.
         shift: the largest of them; 0 for none.
         offset: mean of ``values - shift``.
         variance: 0 for fewer than two values, and exactly 0 for equal ones.
     """
 
-    count: Tensor
+    number: Tensor
     shift: Tensor
     offset: Tensor
     variance: Tensor
@@ -43,7 +43,7 @@ class Moments(NamedTuple):
 
     def gather(self, ids: Tensor) -> Moments:
         """The statistics of each entry's own set."""
-        return Moments(self.count[ids], self.shift[ids], self.offset[ids], self.variance[ids])
+        return Moments(self.number[ids], self.shift[ids], self.offset[ids], self.variance[ids])
 
 
 def segment_moments(
