@@ -42,7 +42,7 @@ class KLEstimator(BaseModel, ABC):
     """A KL term per token. Subclass it to add one of your own.
 
     Attributes:
-        name, formula, paper, known_as: as in :class:`~rollout_contract.objectives.base.Objective`.
+        name, formula, paper, known_as: as in ``rollout_contract.objectives.base.Objective``.
         reads: the schema that a batch must have.
     """
 
@@ -63,8 +63,8 @@ class SampledKL(KLEstimator, ABC):
     """An estimate from the log-ratio alone.
 
     Attributes:
-        input_bound: the log-ratio is clamped to +-this, in nats, before the estimate. It is 20 in miles' ``low_var_kl``,
-            in k3 of verl and SkyRL, and for every estimator in NeMo-RL; TRL, Liger, slime and OpenRLHF have none.
+        input_bound: the log-ratio is clamped to +-this, in nats, before the estimate. 20 in miles' ``low_var_kl``, in
+            k3 of verl and SkyRL, and for every estimator in NeMo-RL; TRL, Liger, slime and OpenRLHF have none.
         output_bound: the estimate is clamped to +-this. It is 10 in the same and in slime's ``low_var_kl``, and for
             every estimator in OpenRLHF and NeMo-RL.
 
