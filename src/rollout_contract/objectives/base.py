@@ -12,10 +12,11 @@ from torch import Tensor
 from rollout_contract.metrics import Metrics
 from rollout_contract.schema.batch import RolloutBatch
 
-Consumption: TypeAlias = Literal["multiplies", "inside", "refuses"]
+Consumption: TypeAlias = Literal["multiplies", "inside", "ignores", "refuses"]
 """What an objective does with importance weights of the batch.
 
 ``multiplies``: each token's loss is multiplied by its weight. ``inside``: the objective uses them in its own formula.
+``ignores``: it is a term beside the policy gradient, as a KL is, and leaves them to that.
 ``refuses``: its ratio is already taken against the policy that made the rollouts, so a weight would count it twice.
 """
 

@@ -54,7 +54,7 @@ class PositiveNLL(Objective):
     paper = "arXiv:2504.05118"
     known_as: ClassVar = {"NeMo-RL": "positive_example_nll_weight"}
     reads = PositiveBatch
-    correction = "inside"
+    correction = "ignores"
 
     def terms(self, batch: PositiveBatch, /) -> Terms:
         log_probs = read(batch, "log_probs")
