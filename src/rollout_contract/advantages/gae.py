@@ -38,8 +38,8 @@ Lambda: TypeAlias = Fraction | LengthAdaptive
     known_as={
         "verl": "algorithm.adv_estimator=gae",
         "OpenRLHF": "--advantage_estimator gae",
-        "NeMo-RL": "adv_estimator.name=gae",
-        "SkyRL": "advantage_estimator=gae",
+        "NeMo-RL": "GeneralizedAdvantageEstimator",
+        "SkyRL": "trainer.algorithm.advantage_estimator=gae",
         "miles": "--advantage-estimator ppo",
         "slime": "--advantage-estimator ppo",
     },

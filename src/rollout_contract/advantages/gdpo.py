@@ -21,7 +21,7 @@ from rollout_contract.schemas import RewardComponentsBatch
     formula="s = sum over components of w (R - mean) / (std + eps) in the group; (s - mean) / std over the batch",
     paper="arXiv:2601.05242",
     known_as={
-        "NeMo-RL": "adv_estimator.name=gdpo",
+        "NeMo-RL": "grpo.adv_estimator.name=gdpo",
         "TRL": "GRPOConfig(multi_objective_aggregation='normalize_then_sum')",
     },
 )

@@ -21,8 +21,8 @@ from rollout_contract.schemas import RewardBatch
         "verl": "algorithm.adv_estimator=grpo",
         "TRL": "GRPOConfig(scale_rewards='group')",
         "OpenRLHF": "--advantage_estimator group_norm",
-        "NeMo-RL": "adv_estimator.name=grpo",
-        "SkyRL": "advantage_estimator=grpo",
+        "NeMo-RL": "grpo.adv_estimator.name=grpo",
+        "SkyRL": "trainer.algorithm.advantage_estimator=grpo",
         "miles": "--advantage-estimator grpo",
         "slime": "--advantage-estimator grpo",
     },
@@ -78,8 +78,8 @@ def _inverse_scale(found: Grouped, scale: str, eps: float, bessel: bool, floor: 
         "verl": "algorithm.norm_adv_by_std_in_grpo=False",
         "TRL": "GRPOConfig(scale_rewards='none')",
         "OpenRLHF": "--advantage_estimator dr_grpo",
-        "SkyRL": "grpo_norm_by_std=False",
-        "prime-rl": "algo grpo",
+        "SkyRL": "trainer.algorithm.grpo_norm_by_std=False",
+        "prime-rl": "algo.type=grpo",
     },
 )
 def dr_grpo(batch: RewardBatch, *, singleton: Singleton = "zero") -> FixedTensor:

@@ -12,7 +12,7 @@ from rollout_contract.schemas import RewardBatch
 @estimator(
     formula="(R - mean of the group) / (mean of the group + eps); 0 where the mean is not positive",
     paper="arXiv:2602.02710",
-    known_as={"SkyRL": "advantage_estimator=maxrl", "prime-rl": "algo max_rl"},
+    known_as={"SkyRL": "trainer.algorithm.advantage_estimator=maxrl", "prime-rl": "algo.type=max_rl"},
 )
 def max_rl(batch: RewardBatch, *, eps: NonNegative = 0.0, singleton: Singleton = "zero") -> FixedTensor:
     """Maximum-likelihood advantages (arXiv:2602.02710), the same number on every trained token of a sample.

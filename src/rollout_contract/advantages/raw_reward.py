@@ -12,7 +12,7 @@ from rollout_contract.schemas import RewardBatch
     formula="R",
     paper="https://doi.org/10.1007/BF00992696",
     known_as={
-        "NeMo-RL": "adv_estimator.name=raw_reward",
+        "NeMo-RL": "RawRewardAdvantageEstimator",
         "miles": "--advantage-estimator grpo (rewards already normalised)",
         "slime": "--advantage-estimator grpo (rewards already normalised)",
     },
@@ -23,4 +23,5 @@ def raw_reward(batch: RewardBatch) -> FixedTensor:
     Returns:
         [tokens], 0 at masked tokens.
     """
-    return to_tokens(batch, read(batch, "rewards").nan_to_num(nan=0.0, posinf=None, neginf=None))
+    rewards = read(batch, "rewards")
+    return to_tokens(batch, rewards.where(~rewards.isnan(), 0.0))

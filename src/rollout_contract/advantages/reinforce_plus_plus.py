@@ -18,7 +18,7 @@ from rollout_contract.schemas import RewardBatch, TokenRewardBatch
     known_as={
         "verl": "algorithm.adv_estimator=reinforce_plus_plus",
         "OpenRLHF": "--advantage_estimator reinforce",
-        "SkyRL": "advantage_estimator=reinforce++",
+        "SkyRL": "trainer.algorithm.advantage_estimator=reinforce++",
         "miles": "--advantage-estimator reinforce_plus_plus",
         "slime": "--advantage-estimator reinforce_plus_plus",
     },
@@ -49,7 +49,7 @@ def reinforce_plus_plus(
     known_as={
         "verl": "algorithm.adv_estimator=reinforce_plus_plus_baseline",
         "OpenRLHF": "--advantage_estimator reinforce_baseline",
-        "NeMo-RL": "adv_estimator.name=reinforce_plus_plus, minus_baseline=True",
+        "NeMo-RL": "grpo.adv_estimator.name=reinforce_plus_plus, minus_baseline=True",
         "miles": "--advantage-estimator reinforce_plus_plus_baseline",
         "slime": "--advantage-estimator reinforce_plus_plus_baseline",
     },

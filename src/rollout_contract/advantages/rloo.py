@@ -15,7 +15,7 @@ from rollout_contract.schemas import RewardBatch
     known_as={
         "verl": "algorithm.adv_estimator=rloo",
         "OpenRLHF": "--advantage_estimator rloo",
-        "SkyRL": "advantage_estimator=rloo",
+        "SkyRL": "trainer.algorithm.advantage_estimator=rloo",
         "TRL": "RLOOTrainer",
     },
 )

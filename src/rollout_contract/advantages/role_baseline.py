@@ -54,7 +54,7 @@ class RoleAdvantages(NamedTuple):
 @estimator(
     formula="R - b of the role; then b = decay b + (1 - decay) R, sample by sample",
     paper="arXiv:2506.24119",
-    known_as={"prime-rl": "algo rae"},
+    known_as={"prime-rl": "algo.type=rae"},
 )
 def role_conditioned(
     batch: RoleRewardBatch,
@@ -84,7 +84,7 @@ def role_conditioned(
     number = {name: i for i, name in enumerate(state.roles)}
     role = torch.tensor([number[name] for name in batch.roles], dtype=torch.long, device=rewards.device)
     before, after = _moving_averages(rewards, role, _values(state), decay)
-    advantages = (rewards - before).nan_to_num(nan=0.0) * (decay if update_first else 1.0)
+    advantages = (rewards - before).where(~rewards.isnan(), 0.0) * (decay if update_first else 1.0)
     return RoleAdvantages(to_tokens(batch, advantages), RoleBaselines(state.roles, after))
 
 
