@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rollout_contract import Aggregation, Layout, Loss, policy_loss
+from rollout_contract.aggregation import step_weights
 from rollout_contract.corrections import Correction, Reject, Truncate
 from rollout_contract.log_probs import score_hidden_states, score_logits
 from rollout_contract.losses.entropy import entropy_bonus
@@ -223,7 +224,7 @@ class Case:
         """The step with the record's aggregation: a mode of the library, and the record's own epsilons and counts."""
         spec = self.params["aggregation"] if spec is None else spec
         factors = self._epsilon_factors(spec) * self._token_weights()
-        weights = step.weighted(self._aggregation(spec, step.loss_mask)).loss_weights
+        weights = step_weights(self.layout, step.loss_mask, self._aggregation(spec, step.loss_mask), torch.float64)
         return step.extend(type(step), loss_weights=weights * factors)
 
     def _aggregation(self, spec: dict[str, Any], mask: Tensor) -> Aggregation:
