@@ -41,15 +41,25 @@ def seq_mean_token_sum(mask: Mask, *, count_empty: bool = True, denominator: flo
 
 
 def constant(mask: Mask, *, divisor: float) -> Weights:
-    """Token sum over a constant (Dr.GRPO, arXiv 2503.20783)."""
+    """Token sum over a constant; Dr.GRPO's is the number of sequences times a length (arXiv 2503.20783)."""
     return _each(mask, [1 / divisor] * len(mask))
 
 
-def prompt_mean(mask: Mask, group_ids: Sequence[int]) -> Weights:
+def prompt_mean(mask: Mask, group_ids: Sequence[int], *, count_empty: bool = True) -> Weights:
     """Token mean over all responses of a prompt, then the mean over prompts."""
     counts = _count(mask)
     tokens = {group: sum(n for n, g in zip(counts, group_ids, strict=True) if g == group) for group in group_ids}
-    return _each(mask, [1 / (len(tokens) * tokens[g]) if tokens[g] else 0.0 for g in group_ids])
+    prompts = _sequences(list(tokens.values()), count_empty)
+    return _each(mask, [1 / (prompts * tokens[g]) if tokens[g] else 0.0 for g in group_ids])
+
+
+def group_mean_token_mean(mask: Mask, group_ids: Sequence[int], *, count_empty: bool = True) -> Weights:
+    """Token mean of each response, the mean over the responses of a prompt, then the mean over prompts."""
+    counts = _count(mask)
+    members = {g: [n for n, other in zip(counts, group_ids, strict=True) if other == g] for g in group_ids}
+    prompts = sum(count_empty or any(found) for found in members.values())
+    sizes = {g: _sequences(found, count_empty) for g, found in members.items()}
+    return _each(mask, [1 / (n * sizes[g] * prompts) if n else 0.0 for n, g in zip(counts, group_ids, strict=True)])
 
 
 def token_sum(mask: Mask) -> Weights:

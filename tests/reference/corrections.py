@@ -92,15 +92,15 @@ def batch_normalized(weights: Weights, mask: Mask, by: str) -> Weights:
     rows = [[w for w, keep in zip(ws, row, strict=True) if keep] for ws, row in zip(weights, mask, strict=True)]
     entries = [w for row in rows for w in row] if by == "token" else [math.fsum(row) / len(row) for row in rows if row]
     centre = math.fsum(entries) / len(entries) if entries else 0.0
-    return weights if centre <= 1e-8 else [[w / centre for w in ws] for ws in weights]
+    return weights if centre <= 0 else [[w / centre for w in ws] for ws in weights]
 
 
 _STATISTICS: dict[str, Callable[[float], float]] = {
     "ratio": lambda x: x,
-    "k1": lambda x: x,
+    "k1": lambda x: -x,
     "k2": lambda x: x * x / 2,
     "k3": lambda x: math.exp(x) - 1 - x,
-    "k3_reverse": lambda x: math.exp(-x) - 1 + x,
+    "reverse_k3": lambda x: math.exp(-x) - 1 + x,
 }
 _AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
     "sum": math.fsum,

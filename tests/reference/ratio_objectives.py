@@ -98,13 +98,15 @@ def gspo_token(
     clip_high: float,
     dual_clip: float | None = None,
     log_ratio_max: float | None = 10.0,
+    log_ratio_clamp: float | None = None,
 ) -> Rows:
     """The clipped surrogate on s_t = sg(s) x exp(l_t - sg l_t) (arXiv 2507.18071, section 4.3)."""
 
     def term(i: int, t: int) -> Tensor:
         new = log_probs[i][t]
         log_ratio = new - new.detach() + mean_log_ratio(log_probs[i], old_log_probs[i], mask[i]).detach()
-        return clipped(clamp(log_ratio, high=log_ratio_max).exp(), advantages[i][t], clip_low, clip_high, dual_clip)
+        log_ratio = clamp_log(clamp(log_ratio, high=log_ratio_max), log_ratio_clamp)
+        return clipped(log_ratio.exp(), advantages[i][t], clip_low, clip_high, dual_clip)
 
     return per_token(mask, term)
 
@@ -154,6 +156,7 @@ def geo_mean(
     clip_high: float,
     count_eps: float | None = None,
     zero_advantage: str = "unit",
+    log_ratio_clamp: float | None = None,
 ) -> Rows:
     """GMPO: -A_t exp(mean u), u the log-ratio clipped to [-low, high] on the pessimistic side (arXiv 2507.20673).
 
@@ -171,7 +174,7 @@ def geo_mean(
 
     def term(i: int, t: int) -> Tensor:
         logs = [pessimistic(i, s) for s, keep in enumerate(mask[i]) if keep]
-        return -advantages[i][t] * mean(logs, count_eps).exp()
+        return -advantages[i][t] * clamp_log(mean(logs, count_eps), log_ratio_clamp).exp()
 
     return per_token(mask, term)
 

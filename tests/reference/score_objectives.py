@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tests.reference.scalars import Mask, Row, Rows, clamp, clamp_log, kept, per_token, scalar, total
+from tests.reference.scalars import Mask, Row, Rows, clamp, clamp_log, kept, mean, per_token, scalar, total
 
 
 def nll(log_probs: Rows, mask: Mask) -> Rows:
@@ -95,11 +95,15 @@ def vespo(
 
 
 def topr(log_probs: Rows, behaviour: Rows, advantages: Rows, mask: Mask) -> Rows:
-    """-w A l: w = 1 for a positive return, min(pi / mu, 1) of the sequence for a negative one (arXiv 2503.14286)."""
+    """-w A l: w = 1 for a positive return, min(pi / mu, 1) of the sequence for a negative one (arXiv 2503.14286).
+
+    The return is the mean advantage of the sequence.
+    """
 
     def term(i: int, t: int) -> Tensor:
         log_ratio = total(kept(log_probs[i], mask[i])) - total(kept(behaviour[i], mask[i]))
-        weight = clamp(log_ratio, high=0.0).exp().detach() if advantages[i][t] < 0 else 1.0
+        negative = bool(mean(kept(advantages[i], mask[i])) < 0)
+        weight = clamp(log_ratio, high=0.0).exp().detach() if negative else 1.0
         return -weight * advantages[i][t] * log_probs[i][t]
 
     return per_token(mask, term)
@@ -120,21 +124,17 @@ def positive_nll(log_probs: Rows, positive: Sequence[bool], mask: Mask, *, weigh
     return per_token(mask, lambda i, t: -weight * log_probs[i][t] if positive[i] else scalar(0.0))
 
 
-def a_star_po(
-    log_probs: Rows,
-    ref_log_probs: Rows,
-    rewards: Row,
-    mask: Mask,
-    group_ids: Sequence[int],
-    *,
-    beta1: float,
-    beta2: float,
-) -> Row:
-    """(beta2 sum (l - ref) - (R - V*))^2 of each sequence, V* = beta1 log mean exp(R / beta1) (arXiv 2505.20686)."""
-    losses = []
-    for i, group in enumerate(group_ids):
-        members = [rewards[j] for j, other in enumerate(group_ids) if other == group]
-        value = beta1 * (total((r / beta1).exp() for r in members) / len(members)).log()
+def optimal_value(rewards: Sequence[float], *, beta: float) -> float:
+    """V* = beta log mean exp(R / beta) over rewards of the reference policy (A*-PO, arXiv 2505.20686)."""
+    largest = max(rewards)
+    return largest + beta * math.log(math.fsum(math.exp((r - largest) / beta) for r in rewards) / len(rewards))
+
+
+def a_star_po(log_probs: Rows, ref_log_probs: Rows, rewards: Row, values: Row, mask: Mask, *, beta: float) -> Rows:
+    """(beta sum (l - ref) - (R - V*))^2 of the sequence, at each of its tokens (arXiv 2505.20686)."""
+
+    def term(i: int, t: int) -> Tensor:
         log_ratio = total(kept(log_probs[i], mask[i])) - total(kept(ref_log_probs[i], mask[i]))
-        losses.append((beta2 * log_ratio - (rewards[i] - value)) ** 2)
-    return losses
+        return (beta * log_ratio - (rewards[i] - values[i])) ** 2
+
+    return per_token(mask, term)
