@@ -245,18 +245,15 @@ def test_a_calculation_has_no_graph(subject: Calculation) -> None:
 
 
 @every_loss
-@pytest.mark.parametrize("fixed", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("live", [torch.float32, torch.float64], ids=str)
-def test_the_loss_has_the_dtype_of_the_trainable_field(
-    subject: LossSubject, fixed: torch.dtype, live: torch.dtype
-) -> None:
-    made = setup(subject.schema, CASES[0], fixed)
-    bound = {n: t.to(live) if made.spec(n).role is Role.TRAINABLE else t for n, t in made.bound.items()}
-    found = outcome(subject, Setup(**{**vars(made), "bound": bound}))
-    assert found.value.dtype == live
-    assert all(gradient.dtype == live for gradient in found.gradients.values())
+def test_the_loss_has_the_dtype_of_what_it_trains(subject: LossSubject) -> None:
     wanted = outcome(subject, setup(subject.schema, CASES[0]))
-    assert float(found.value) == pytest.approx(float(wanted.value), rel=1e-4, abs=1e-6)
+    for fixed, live in product((torch.float32, torch.float64), repeat=2):
+        made = setup(subject.schema, CASES[0], fixed)
+        bound = {n: t.to(live) if made.spec(n).role is Role.TRAINABLE else t for n, t in made.bound.items()}
+        found = outcome(subject, Setup(**{**vars(made), "bound": bound}))
+        assert found.value.dtype == live
+        assert all(gradient.dtype == live for gradient in found.gradients.values())
+        assert float(found.value) == pytest.approx(float(wanted.value), rel=1e-4, abs=1e-6)
 
 
 # -- (f) edges ---------------------------------------------------------------------------------------------------------
