@@ -60,12 +60,12 @@ class Unbound:
         return "unbound()"
 
 
-_UNBOUND = Unbound()
+UNBOUND = Unbound()
 
 
 def unbound() -> Any:
     """Declare that a field is not given to the constructor but bound later (see ``RolloutBatch.bind``)."""
-    return _UNBOUND
+    return UNBOUND
 
 
 if TYPE_CHECKING:

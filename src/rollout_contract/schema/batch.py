@@ -346,6 +346,10 @@ def _rebuild(schema: type[BatchT], values: Mapping[str, Any], repairs: Mapping[s
 
 
 def _attach(batch: RolloutBatch, state: State) -> None:
+    if "__plan__" not in vars(type(batch)):
+        hint = "let every __init_subclass__ in front of the schema call super().__init_subclass__()"
+        raw = Violation("__plan__", "schema", "a schema that was compiled when its class was made", "none", hint)
+        raise violation_error(type(batch).__name__, raw)
     wrong = sampling_violations(type(batch).__plan__, state.values)
     raise_violations(type(batch).__name__, wrong if current_settings().level != "off" else [])
     object.__setattr__(batch, "_state", state)

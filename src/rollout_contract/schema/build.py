@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rollout_contract.errors import Violation, raise_violations
 from rollout_contract.layout import Layout
-from rollout_contract.roles import Role
+from rollout_contract.roles import UNBOUND, Role
 from rollout_contract.schema.graph import cut_graph
 from rollout_contract.schema.intake import is_absent, take_in
 from rollout_contract.schema.missing import refuse_missing, resolve_missing
@@ -58,6 +58,7 @@ def build(subject: str, plan: Plan, given: Mapping[str, Any], base: State | None
     With ``base``, its values are kept as they are (they have been checked and are sealed); only what is given is new.
     """
     kept = {} if base is None else dict(base.values)
+    given = _defaults(plan, kept) | dict(given)
     violations = [_unknown(name, plan) for name in given if name not in plan]
     host, host_violations = _host_values(plan, given)
     raise_violations(subject, [*violations, *host_violations])
@@ -81,18 +82,23 @@ def build(subject: str, plan: Plan, given: Mapping[str, Any], base: State | None
 # -- host values ---------------------------------------------------------------------------------------------------
 
 
+def _defaults(plan: Plan, kept: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: spec.default for n, spec in plan.items() if spec.default is not UNBOUND and n not in kept}
+
+
 def _host_values(plan: Plan, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Violation]]:
     values: dict[str, Any] = {}
     violations: list[Violation] = []
     for name, value in given.items():
         spec = plan.get(name)
-        if spec is None or spec.adapter is None or value is None:
+        if spec is None or spec.adapter is None:
             continue
         plain = value.tolist() if hasattr(value, "tolist") else value
         try:
             values[name] = spec.adapter.validate_python(plain)
         except ValidationError as error:
-            for fault in error.errors():
+            # None says that there is nothing, unless the annotation gives it a meaning.
+            for fault in error.errors() if value is not None else ():
                 place = fault["loc"][0] if fault["loc"] and isinstance(fault["loc"][0], int) else None
                 violations.append(Violation(name, "metadata", fault["msg"], repr(fault["input"])[:80], row=place))
     return values, violations

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args, get_origin
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from rollout_contract.errors import Violation, raise_violations, violation_error
-from rollout_contract.roles import AnyDevice, Role, Unbound, Upcast
+from rollout_contract.roles import UNBOUND, AnyDevice, Role, Unbound, Upcast
 
 LEVELS = ("tokens", "batch", "groups", "sequence")
 """The first dimension of a field: response tokens, samples, groups, or all tokens of prompts and responses."""
@@ -34,7 +34,7 @@ class FieldSpec:
     name: str
     role: Role
     required: bool
-    default: Any = None
+    default: Any = UNBOUND
     dims: tuple[str | int, ...] = ()
     family: Family = "float"
     dtypes: tuple[str, ...] = ()
@@ -58,6 +58,11 @@ class FieldSpec:
         """Log-probs are known by their name, which is the field's standard one: it ends in ``log_probs``."""
         return self.is_tensor and self.name.endswith("log_probs")
 
+    @property
+    def may_miss_values(self) -> bool:
+        """Whether None stands for a score that the engine could not give; see :mod:`missing`."""
+        return self.holds_log_probs and self.axis == "tokens"
+
     def signature(self) -> tuple[Any, ...]:
         """What a subclass may not change: it is what losses rely on."""
         return self.role, self.dims, self.family
@@ -65,25 +70,29 @@ class FieldSpec:
 
 Plan: TypeAlias = Mapping[str, FieldSpec]
 
+# What Python puts into the namespace of a class by itself, and how a class looks when it is printed.
+_OF_EVERY_CLASS = frozenset(vars(type("_", (), {}))) | {"__annotations__", "__annotate__", "__repr__"}
+
 
 def compile_plan(schema: type, root: type | None) -> Plan:
     """Compile the annotations of ``schema`` itself and join them with the plans of its bases.
 
     ``root`` is the class that all schemas share, None while that class itself is being made.
     """
+    bases = [] if root is None else [base for base in reversed(schema.__mro__[1:]) if issubclass(base, root)]
     plan: dict[str, FieldSpec] = {}
-    for parent in reversed(schema.__mro__[1:]):
-        plan |= parent.__dict__.get("__plan__", {})
+    for base in bases:
+        plan |= base.__dict__["__plan__"]
     violations: list[Violation] = []
     for name, hint in _own_annotations(schema).items():
-        if name.startswith("_"):
+        if name.startswith("_") or hint is ClassVar or get_origin(hint) is ClassVar:
             continue
         spec = _compile_field(schema, name, hint)
         if isinstance(spec, Violation):
             violations.append(spec)
         else:
             plan[name] = spec
-    violations += _conflicts(schema, plan)
+    violations += _conflicts(bases, plan)
     if root is not None:
         violations += _overridden(schema, plan, root)
     raise_violations(schema.__name__, violations)
@@ -111,14 +120,26 @@ def _compile_field(schema: type, name: str, hint: Any) -> FieldSpec | Violation:
         found = f"{len(roles)} tags on {_show(hint)}"
         return Violation(name, "schema", f"exactly one tag: {tags}", found, "say what a loss may do with the field")
     default = schema.__dict__.get(name, ...)
-    if roles[0] in (Role.METADATA, Role.PER_SAMPLE):
-        required, value = default is ..., None if isinstance(default, Unbound) else default
-        return FieldSpec(name, roles[0], required, value, adapter=TypeAdapter(parts[0]))
+    if roles[0] is Role.METADATA:
+        return _compile_metadata(name, TypeAdapter(parts[0]), default)
     if default is not ... and not isinstance(default, Unbound):
-        return Violation(
-            name, "schema", "no default, or unbound()", repr(default), "a tensor field has no other default"
-        )
+        reason = "only metadata of the whole batch has another default"
+        return Violation(name, "schema", "no default, or unbound()", repr(default), reason)
+    if roles[0] is Role.PER_SAMPLE:
+        return FieldSpec(name, roles[0], default is ..., adapter=TypeAdapter(parts[0]))
     return _compile_tensor(name, roles[0], default is ..., parts)
+
+
+def _compile_metadata(name: str, adapter: TypeAdapter[Any], default: Any) -> FieldSpec | Violation:
+    if default is ... or isinstance(default, Unbound):
+        return FieldSpec(name, Role.METADATA, default is ..., adapter=adapter)
+    try:
+        adapter.validate_python(default)
+    except ValidationError as error:
+        return Violation(
+            name, "schema", "a default that its annotation allows", repr(default), error.errors()[0]["msg"]
+        )
+    return FieldSpec(name, Role.METADATA, False, default, adapter=adapter)
 
 
 def _compile_tensor(name: str, role: Role, required: bool, parts: tuple[Any, ...]) -> FieldSpec | Violation:
@@ -130,8 +151,11 @@ def _compile_tensor(name: str, role: Role, required: bool, parts: tuple[Any, ...
     sizes = tuple(array.dim_str.split())
     if sizes[0] not in LEVELS:
         return Violation(name, "schema", f"a first dimension out of {', '.join(LEVELS)}", repr(array.dim_str))
-    if not all(size.isidentifier() or size.isdigit() for size in sizes):
+    if not all((size.isidentifier() and size[0] != "_") or size.isdigit() for size in sizes):
         return Violation(name, "schema", "dimensions that are names or numbers", repr(array.dim_str))
+    if set(sizes[1:]) & set(LEVELS):
+        hint = "split, select and concat cut the first dimension alone; give the others names of your own"
+        return Violation(name, "schema", f"{', '.join(LEVELS)} as first dimension only", repr(array.dim_str), hint)
     family = _family(dtypes)
     if family is None:
         return Violation(name, "schema", "Float, Int or Bool (or an exact dtype of these)", _show(array))
@@ -157,24 +181,30 @@ def _family(dtypes: tuple[str, ...]) -> Family | None:
     return None
 
 
-def _conflicts(schema: type, plan: Plan) -> Iterator[Violation]:
+def _conflicts(bases: Sequence[type], plan: Plan) -> Iterator[Violation]:
     """A field keeps its role and shape in every subclass, and means the same in every base of a composed schema."""
-    for parent in schema.__mro__[1:]:
-        inherited: Plan = parent.__dict__.get("__plan__", {})
+    origins: dict[str, Violation] = {}
+    for base in bases:
+        inherited: Plan = base.__dict__["__plan__"]
         for name, spec in inherited.items():
-            if name in plan and plan[name].signature() != spec.signature():
-                expected = f"as in {parent.__name__}: {describe(spec)}"
+            if name not in origins and plan[name].signature() != spec.signature():
+                expected = f"as in {base.__name__}: {describe(spec)}"
                 hint = "give the new field its own name: the losses of the base class rely on this one"
-                yield Violation(name, "schema", expected, describe(plan[name]), hint)
+                origins[name] = Violation(name, "schema", expected, describe(plan[name]), hint)
+    yield from origins.values()
 
 
 def _overridden(schema: type, plan: Plan, root: type) -> Iterator[Violation]:
-    """Nothing may stand between a field's declaration and the loss that reads it."""
-    methods = {name for name in vars(root) if name not in root.__dict__["__plan__"]}
-    guarded = set(plan) | {"__init__", "__new__", "__getattribute__", "__getattr__"}
-    for name in sorted((set(schema.__dict__) - set(inspect.get_annotations(schema))) & guarded):
-        hint = "a schema declares fields and may add methods; derive other values in a function"
-        yield Violation(name, "schema", f"{schema.__name__} leaves {name} as its bases made it", "an override", hint)
+    """Nothing may stand between a field's declaration and the loss that reads it, nor replace a check of the batch."""
+    methods = {name for name in vars(root) if name not in root.__dict__["__plan__"]} - _OF_EVERY_CLASS
+    guarded = set(plan) | methods | {"__new__", "__getattribute__", "__getattr__"}
+    for parent in schema.__mro__[: schema.__mro__.index(root)]:
+        if parent is not schema and issubclass(parent, root):
+            continue
+        for name in sorted((set(parent.__dict__) - set(inspect.get_annotations(parent))) & guarded):
+            hint = "a schema declares fields and may add methods; derive other values in a function"
+            expected = f"{parent.__name__} leaves {name} as RolloutBatch and the schemas made it"
+            yield Violation(name, "schema", expected, "an override", hint)
     for name in sorted(set(plan) & methods):
         yield Violation(name, "schema", "a name that no method of a batch has", f"the method {name}()")
 
