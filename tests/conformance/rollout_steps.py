@@ -8,20 +8,12 @@ import torch
 from torch import Tensor
 
 from rollout_contract.aggregation import Aggregation
-from rollout_contract.objectives import (
-    CISPO,
-    DPPO,
-    GMPO,
-    GSPO,
-    NLL,
-    GSPOToken,
-    KLCov,
-    Objective,
-    PPOClip,
-    ProbabilityMask,
-)
+from rollout_contract.layout import Layout
+from rollout_contract.log_probs import Scores, score_hidden_states, score_logits
+from rollout_contract.objectives import Objective
 from rollout_contract.schemas import OffPolicyMaskBatch, PolicyBatch, TISBatch
-from tests.conformance.harness import Vector
+from tests.conformance import policy_objectives
+from tests.conformance.harness import Vector, batch_inputs
 
 
 class Step(OffPolicyMaskBatch, PolicyBatch, TISBatch):
@@ -31,9 +23,16 @@ class Step(OffPolicyMaskBatch, PolicyBatch, TISBatch):
 FIELD_OF_ROLE = {"old": "old_log_probs", "behaviour": "rollout_log_probs"}
 
 
+def tensor_of(vector: Vector, role: str) -> Tensor:
+    """A tensor of the record; floating-point numbers are read as float64 without a detour through float32."""
+    values = batch_inputs()["tensors"][vector.roles[role]]
+    found = torch.tensor(values)
+    return torch.tensor(values, dtype=torch.float64) if found.is_floating_point() else found
+
+
 def mask_of(vector: Vector, shape: torch.Size) -> Tensor:
     """[batch, width] bool; systems that take no mask train every token."""
-    return vector.tensor("mask").bool() if vector.has("mask") else torch.ones(shape, dtype=torch.bool)
+    return tensor_of(vector, "mask").bool() if vector.has("mask") else torch.ones(shape, dtype=torch.bool)
 
 
 def step_of(vector: Vector, rows: list[int] | None = None, **fields: Tensor) -> Step:
@@ -42,8 +41,8 @@ def step_of(vector: Vector, rows: list[int] | None = None, **fields: Tensor) -> 
     ``fields`` stand in for, or replace, the record's own. What a system does not have (the sampler's scores, say) is
     filled with the scores that it does have.
     """
-    found = {name: vector.tensor(role) for role, name in FIELD_OF_ROLE.items() if vector.has(role)} | fields
-    scores = next(iter(found.values()))
+    found = {name: tensor_of(vector, role) for role, name in FIELD_OF_ROLE.items() if vector.has(role)} | fields
+    scores = next(iter(found.values())) if found else log_probs_of(vector)
     mask = mask_of(vector, scores.shape)
     for name in FIELD_OF_ROLE.values():
         found.setdefault(name, scores)
@@ -57,39 +56,39 @@ def advantages_of(vector: Vector, shape: torch.Size) -> Tensor:
     """[batch, width]; one advantage per sample is given to each of its tokens."""
     if not vector.has("advantages"):
         return torch.zeros(shape, dtype=torch.float64)
-    found = vector.tensor("advantages")
+    found = tensor_of(vector, "advantages")
     return found if found.dim() == 2 else found[:, None].expand(shape)
 
 
-def bound_of(vector: Vector) -> float | None:
-    """The bound of the current policy's log-ratio."""
-    clamp = vector.params.get("log_ratio_clamp")
-    return None if clamp is None else clamp[1]
+def log_probs_of(vector: Vector) -> Tensor:
+    """[batch, width] of the current policy: given, or scored from logits or hidden states; 0 beyond a response."""
+    if vector.has("logprob"):
+        return tensor_of(vector, "logprob")
+    if vector.has("hidden"):
+        hidden, tokens = tensor_of(vector, "hidden"), tensor_of(vector, "tokens")
+        scores = score_hidden_states(hidden.flatten(0, 1), tensor_of(vector, "weight"), tokens.flatten())
+        return scores.log_probs.reshape(tokens.shape)
+    layout = packed_layout(vector)
+    return layout.pad(packed_scores(vector).log_probs, width=tensor_of(vector, "mask").shape[1])
+
+
+def packed_layout(vector: Vector) -> Layout:
+    """Of records whose prompts and responses come end to end."""
+    lengths = tensor_of(vector, "lengths").tolist()
+    return Layout(lengths, prompt_lengths=[vector.params["prompt_len"]] * len(lengths))
+
+
+def packed_scores(vector: Vector) -> Scores:
+    layout = packed_layout(vector)
+    logits = layout.response_from_predictions(tensor_of(vector, "packed_logits"))
+    token_ids = layout.response_from_sequence(tensor_of(vector, "packed_tokens"))
+    return score_logits(logits, token_ids, temperature=vector.params["temperature"])
 
 
 def objective_of(vector: Vector) -> Objective:
-    params = vector.params
-    clip = {"clip_low": params.get("eps_low"), "clip_high": params.get("eps_high")}
-    name = params["objective"]
-    if name in ("ppo_clip", "gspo"):
-        kind = PPOClip if name == "ppo_clip" else GSPO
-        average = {"average_advantages": True} if name == "gspo" and vector.system == "areal" else {}
-        return kind(**clip, **average, dual_clip=params.get("dual_clip"), log_ratio_bound=bound_of(vector))
-    if name == "gspo_token":
-        return GSPOToken(**clip, log_ratio_bound=None, log_ratio_cap=bound_of(vector))
-    if name == "geo_mean":
-        return GMPO(**clip, log_ratio_bound=None)
-    if name == "cispo":
-        bounds = {"ratio_min": params["ratio_min"] or 0.0, "ratio_max": params["ratio_max"]}
-        return CISPO(**bounds, log_ratio_bound=bound_of(vector))
-    if name == "kl_cov":
-        return KLCov(fraction=params["frac"], coef=params["coef"], log_ratio_bound=bound_of(vector))
-    if name == "dppo_tv":
-        radii = {"delta_low": params["delta_low"], "delta_high": params["delta_high"]}
-        return DPPO(**radii, drift=params["drift"], log_ratio_bound=bound_of(vector))
-    if name == "ipo_mask":
-        return ProbabilityMask(delta=params["delta"], drift=params["drift"], log_ratio_bound=bound_of(vector))
-    return {"nll": NLL()}[name]
+    """The record's objective without its off-policy mask."""
+    params = vector.params | {"opsm_delta": None}
+    return policy_objectives.objective_of(params, width=tensor_of(vector, "mask").shape[1])
 
 
 def aggregation_of(params: dict[str, Any], mask: Tensor) -> Aggregation:
