@@ -25,6 +25,7 @@ class GSPO(ClippedObjective):
     gradient only when the advantage is constant within a sample.
 
     Attributes:
+        clip_low, clip_high: as in PPO, but for the sequence ratio, which moves far less: 3e-4 and 4e-4 in the paper.
         average_advantages: replace each token's advantage by the mean over its sample. AReaL does; the others use each
             token's own, which is the same for advantages that are constant within a sample.
     """
@@ -83,6 +84,7 @@ class GSPOToken(ClippedObjective):
     advantages that differ within a sample; the gradient of token t is then s A_t.
 
     Attributes:
+        clip_low, clip_high: as in :class:`GSPO`.
         log_ratio_cap: log s is at most this, without gradient beyond. verl and SkyRL cap at 10, TRL does not.
     """
 
