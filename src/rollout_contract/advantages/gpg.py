@@ -33,4 +33,5 @@ def gpg(batch: RewardBatch, *, f_norm: PositiveFloat = 1.0, singleton: Singleton
         advantages = keep_singletons(advantages, found.rewards, found.group)
     scored = ~found.rewards.isnan()
     rewarded = (scored & (found.rewards != 0)).sum().clamp(min=1)
-    return to_tokens(batch, advantages * (scored.sum() / rewarded).to(advantages.dtype) / f_norm)
+    alpha = scored.sum().to(advantages.dtype) / rewarded
+    return to_tokens(batch, alpha * advantages / f_norm)
