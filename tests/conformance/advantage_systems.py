@@ -198,7 +198,7 @@ def reinforce_plus_plus(kl_at_masked: bool) -> Callable[[Vector], Tensor]:
 
 
 def reward_minus_kl(vector: Vector) -> Tensor:
-    found = reward_everywhere(Vector(vector.system, vector.entry | {"params": {}}))
+    found = reward_everywhere(type(vector)(vector.system, vector.entry | {"params": {}}))
     return whitened(
         found - vector.params["kl_coef"] * vector.tensor("kl"), mask_of(vector), vector.params.get("whiten")
     )
