@@ -222,8 +222,11 @@ def prop(self: Any) -> Tensor:
 
 @pytest.mark.parametrize(
     "name",
-    "old_log_probs loss_mask response_lengths __getattribute__ __getattr__ __init__ __new__ __setattr__ __plan__ "
-    "__reduce__ __deepcopy__ verify _verify layout device has".split(),
+    [
+        *("old_log_probs", "loss_mask", "response_lengths", "verify", "_verify", "layout", "device", "has"),
+        *("__getattribute__", "__getattr__", "__init__", "__new__", "__setattr__", "__plan__", "__reduce__"),
+        "__deepcopy__",
+    ],
 )
 @pytest.mark.parametrize("through", ["class", "mixin"])
 def test_overrides_are_refused(name: str, through: str) -> None:

@@ -39,7 +39,7 @@ def _where_missing(draft: Draft, spec: FieldSpec) -> Tensor:
     if draft.missing.get(spec.name):
         index = torch.tensor(draft.missing[spec.name], device=tensor.device)
         where = where.index_fill(0, index, True)
-    return where.reshape(where.shape[0], -1).any(1)
+    return where.flatten(1).any(1) if where.dim() > 1 else where
 
 
 def refuse_missing(draft: Draft) -> Iterator[Violation]:

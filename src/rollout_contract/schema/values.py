@@ -39,7 +39,7 @@ def _wrong_entries(spec: FieldSpec, values: Mapping[str, Any]) -> Tensor:
     wrong = ~torch.isfinite(tensor)
     if spec.holds_log_probs:
         wrong |= tensor > LOG_PROB_TOLERANCE
-    wrong = wrong.reshape(wrong.shape[0], -1).any(1)
+    wrong = wrong.flatten(1).any(1) if wrong.dim() > 1 else wrong
     return wrong & values["loss_mask"].to(wrong.device) if spec.axis == "tokens" else wrong
 
 
