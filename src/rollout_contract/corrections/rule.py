@@ -29,7 +29,7 @@ class CorrectionRule(BaseModel, ABC):
     ``a & b`` applies both to the same batch, so neither sees what the other dropped and the order does not matter.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @abstractmethod
     def __call__(self, batch: TISBatch, /) -> Correction:
