@@ -64,9 +64,8 @@ def score_hidden_states(
 ) -> Scores:
     """:func:`score_logits` of ``hidden_states @ lm_head.T``, without ever holding [tokens, vocab] logits.
 
-    Both ``hidden_states`` and ``lm_head`` receive gradients, recomputed chunk by chunk in the backward pass, which can
-    be differentiated once. The product is computed in the dtype of ``hidden_states``, the rest in float32 or float64,
-    under autocast too.
+    Both ``hidden_states`` and ``lm_head`` receive gradients, recomputed chunk by chunk in the backward pass. The
+    product is computed in the dtype of ``hidden_states``, the rest in float32 or float64, under autocast too.
     """
     return _score(hidden_states, lm_head, token_ids, temperature, keep_mask, chunk_size)
 

@@ -61,8 +61,8 @@ def divergence_of_hidden_states(
 ) -> Float[Tensor, "tokens"]:
     """:func:`divergence_of_logits` of the two ``hidden_states @ lm_head.T``, never holding [tokens, vocab] logits.
 
-    ``hidden_states`` and ``lm_head`` receive gradients, recomputed chunk by chunk in the backward pass, which can be
-    differentiated once; the teacher's receive none.
+    ``hidden_states`` and ``lm_head`` receive gradients, recomputed chunk by chunk in the backward pass; the teacher's
+    receive none.
     """
     return _divergence(
         hidden_states, lm_head, teacher_hidden_states, teacher_lm_head, beta, interpolation, temperature, chunk_size

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from rollout_contract.kernels.log_probs import chunk_starts
 from rollout_contract.kernels.projection import ProjectionGradients, scaled_logits
@@ -127,7 +126,6 @@ class _DivergenceOfStates(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (upstream,) = grad_outputs
         states, weight, teacher_states, teacher_weight, temperature = ctx.saved_tensors

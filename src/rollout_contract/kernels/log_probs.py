@@ -1,7 +1,7 @@
 """Log-probs of tokens and the entropy at each of them, from logits or from hidden states, in chunks.
 
 The backward pass has a closed form: it recomputes a chunk's logits and stores nothing of size [tokens, vocab] but the
-gradient that the caller asked for. It can be differentiated once.
+gradient that the caller asked for (with ``create_graph=True``, which differentiates it again, everything is stored).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from rollout_contract.kernels.entropy import entropy, entropy_gradient
 from rollout_contract.kernels.projection import ProjectionGradients, scaled_logits
@@ -114,7 +113,6 @@ class _ScoresOfStates(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         log_probs_upstream, entropy_upstream = grad_outputs
         if log_probs_upstream is None and entropy_upstream is None:

@@ -32,7 +32,7 @@ def scaled_logits(
 class ProjectionGradients:
     """Gradients of the states and of the output layer, collected chunk by chunk.
 
-    A token whose upstream gradient is 0 gets a gradient of exactly 0, whatever its row holds.
+    A token that no loss reads (its upstream gradient is 0) gets a gradient of exactly 0, whatever its row holds.
     """
 
     def __init__(self, weight: Tensor | None, *, for_states: bool, for_weight: bool) -> None:
@@ -43,9 +43,12 @@ class ProjectionGradients:
         if weight is not None and for_weight:
             self.weight_gradient = torch.zeros_like(weight, dtype=working_dtype(weight))
 
-    def add(self, states: Tensor, temperature: Tensor, gradient: Tensor, live: Tensor) -> None:
-        """Take a chunk's states [n, width], the gradient [n, vocab] of its scaled logits, and which rows count [n]."""
-        rows = live.unsqueeze(-1)
+    def add(self, states: Tensor, temperature: Tensor, gradient: Tensor, is_read: Tensor) -> None:
+        """Take a chunk's states [n, width], the gradient [n, vocab] of its scaled logits, and who is read [n]."""
+        if torch.is_grad_enabled():
+            # Differentiated again: an upstream gradient that is 0 by chance, not by a mask, has a derivative.
+            is_read = is_read | gradient.isfinite().all(-1)
+        rows = is_read.unsqueeze(-1)
         gradient = (gradient / temperature.unsqueeze(-1)).where(rows, 0.0).to(states.dtype)
         if self.weight is None:
             self.states_gradients.append(gradient)
