@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor
 
 from rollout_contract import metrics
@@ -16,6 +19,14 @@ def segments(batch: RolloutBatch) -> tuple[Tensor, Tensor, int]:
     return mask, batch.layout.sample_ids(mask.device), batch.layout.num_samples
 
 
+def shares(hits: Mapping[str, Tensor], mask: Tensor) -> dict[str, Metric]:
+    """Of several conditions, the shares of the trained tokens at which they hold."""
+    count = mask.sum()
+    sums = {name: (hit & mask).sum() for name, hit in hits.items()}
+    dtype = torch.get_default_dtype()
+    return {name: Metric("mean", torch.stack([total, count]).to(dtype)) for name, total in sums.items()}
+
+
 def ratio_metrics(log_ratio: Tensor, mask: Tensor, bound: float | None = None) -> dict[str, Metric]:
     """Of a log-ratio before any bound, which is where one sees that something is wrong.
 
@@ -28,31 +39,24 @@ def ratio_metrics(log_ratio: Tensor, mask: Tensor, bound: float | None = None) -
         "log_ratio_max": metrics.maximum(log_ratio, mask),
         "log_ratio_min": metrics.minimum(log_ratio, mask),
     }
-    if bound is not None:
-        found["log_ratio_bounded"] = metrics.fraction(log_ratio.abs() > bound, mask)
-    return found
+    return found if bound is None else found | shares({"log_ratio_bounded": log_ratio.abs() > bound}, mask)
 
 
 def clip_metrics(hits: ClipHits, mask: Tensor) -> dict[str, Metric]:
     """Shares of the trained tokens.
 
     ``clip_fraction``: the clipped branch is strictly larger, either way. ``clip_fraction_low``: A < 0 and the ratio
-    below its bound. ``clip_fraction_high``: A > 0 and above. ``clip_fraction_dual``: A < 0 and above dual clip or cap.
+    below its bound. ``clip_fraction_high``: A > 0 and above. ``clip_fraction_dual``, where there is a dual clip or a
+    cap: A < 0 and above it.
     """
-    return {
-        "clip_fraction": metrics.fraction(hits.low | hits.high, mask),
-        "clip_fraction_low": metrics.fraction(hits.low, mask),
-        "clip_fraction_high": metrics.fraction(hits.high, mask),
-        "clip_fraction_dual": metrics.fraction(hits.dual, mask),
-    }
+    dual = {} if hits.dual is None else {"clip_fraction_dual": hits.dual}
+    both = {"clip_fraction": hits.low | hits.high, "clip_fraction_low": hits.low, "clip_fraction_high": hits.high}
+    return shares(both | dual, mask)
 
 
 def bound_metrics(ratio: Tensor, low: float, high: float, mask: Tensor) -> dict[str, Metric]:
     """Shares of the trained tokens whose ratio lies outside [low, high], whatever the sign of the advantage."""
     ratio = ratio.detach()
     below, above = ratio < low, ratio > high
-    return {
-        "clip_fraction": metrics.fraction(below | above, mask),
-        "clip_fraction_low": metrics.fraction(below, mask),
-        "clip_fraction_high": metrics.fraction(above, mask),
-    }
+    hits = {"clip_fraction": below | above, "clip_fraction_low": below, "clip_fraction_high": above}
+    return shares(hits, mask)
