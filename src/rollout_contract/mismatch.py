@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from rollout_contract import metrics
-from rollout_contract.kernels import importance
+from rollout_contract.kernels import importance, kl
 from rollout_contract.kernels import mismatch as kernels
 from rollout_contract.losses.inputs import read, require
 from rollout_contract.metrics import Metric, Metrics
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import TISBatch
 
-SATURATION = 300.0
-"""Exponents are cut here, in nats, so that squares of ratios stay finite in float64 and no metric becomes NaN."""
+SATURATION = {torch.float64: 300.0, torch.float32: 40.0}
+"""Exponents are cut here, in nats, so that sums of squared ratios stay finite and no metric becomes NaN."""
 
 
 def mismatch_metrics(batch: TISBatch, *, high: float = 2.0, low: float | None = None) -> Metrics:
@@ -51,13 +52,20 @@ def mismatch_metrics(batch: TISBatch, *, high: float = 2.0, low: float | None = 
     return Metrics(found)
 
 
+def samples_with(batch: RolloutBatch, hits: Tensor) -> Tensor:
+    """[batch] bool: the samples with a trained token at which ``hits`` [tokens] is True."""
+    mask: Tensor = batch.loss_mask
+    return importance.sequence_any(hits, mask, batch.layout.sample_ids(mask.device), batch.layout.num_samples)
+
+
 def precise(values: Tensor) -> Tensor:
-    """float64, in which e^600 is a number; Apple's GPUs have none and keep what they have."""
+    """float64, in which e^600 is a number; Apple's GPUs have none and keep float32."""
     return values if values.device.type == "mps" else values.to(torch.float64)
 
 
 def saturated(exponents: Tensor) -> Tensor:
-    return exponents.clamp(-SATURATION, SATURATION)
+    bound = SATURATION[exponents.dtype]
+    return exponents.clamp(-bound, bound)
 
 
 def ratio_metrics(log_ratio: Tensor, present: Tensor, low: float | None, high: float | None) -> dict[str, Metric]:
@@ -78,8 +86,8 @@ def ratio_metrics(log_ratio: Tensor, present: Tensor, low: float | None, high: f
 def _token_metrics(trainer: Tensor, rollout: Tensor, x: Tensor, mask: Tensor) -> dict[str, Metric]:
     bounded = saturated(x)
     return {
-        "k1": metrics.mean(kernels.k1(x), mask),
-        "k3": metrics.mean(kernels.k3(bounded), mask),
+        "k1": metrics.mean(kl.k1(-x), mask),
+        "k3": metrics.mean(kl.k3(-bounded), mask),
         "chi2_token": metrics.mean(kernels.chi_squared(bounded), mask),
         "jensen_shannon": metrics.mean(kernels.jensen_shannon(trainer, rollout), mask),
         "abs_diff_mean": metrics.mean(x.abs(), mask),
@@ -90,11 +98,10 @@ def _token_metrics(trainer: Tensor, rollout: Tensor, x: Tensor, mask: Tensor) ->
 
 def _sequence_metrics(batch: TISBatch, trainer: Tensor, rollout: Tensor) -> dict[str, Metric]:
     layout, mask = batch.layout, batch.loss_mask
-    ids = layout.sample_ids(mask.device)
-    present = importance.sequence_any(mask, mask, ids, layout.num_samples)
+    present = samples_with(batch, mask)
     log_trainer, log_rollout = -layout.mean(trainer, mask), -layout.mean(rollout, mask)
     gap = log_trainer - log_rollout
-    product = importance.sequence_sum(trainer - rollout, mask, ids, layout.num_samples)
+    product = layout.sum(trainer - rollout)
     return {
         "trainer_log_perplexity": metrics.mean(log_trainer, present),
         "rollout_log_perplexity": metrics.mean(log_rollout, present),

@@ -11,8 +11,7 @@ from torch import Tensor
 from rollout_contract import metrics
 from rollout_contract.corrections import Truncate
 from rollout_contract.distillation.sampled import RolloutReverseKL
-from rollout_contract.kernels import importance
-from rollout_contract.kernels import mismatch as kernels
+from rollout_contract.kernels import importance, kl
 from rollout_contract.kernels.trust_region import leaves_region, probability_shift
 from rollout_contract.kl import K3
 from rollout_contract.losses.entropy import entropy_metrics
@@ -137,7 +136,7 @@ def sampled_entropy(vector: Vector) -> float:
     """Minus the mean log-prob under the current policy, by importance from the sampler."""
     step = bound_step(vector, None)
     log_probs = step.log_probs.detach()
-    ratio = importance.bounded_exp(log_probs - step.rollout_log_probs, None)
+    ratio = (log_probs - step.rollout_log_probs).exp()
     return metrics.mean(-ratio * log_probs, step.loss_mask).compute()
 
 
@@ -152,7 +151,7 @@ def prime(name: str) -> Measure:
         if name in ("dropped_fraction", "dropped_fraction_low", "dropped_fraction_high", "nll"):
             return objective_of(vector).terms(step).metrics[name].compute()
         dropped = dropped_tokens(vector, step)
-        distance = kernels.k3(step.log_probs.detach() - step.rollout_log_probs)
+        distance = kl.k3(step.rollout_log_probs - step.log_probs.detach())
         mask = step.loss_mask
         return {
             "mismatch_k3_dropped": metrics.mean(distance, mask & dropped),

@@ -342,3 +342,14 @@ def test_contradictory_options_are_refused(rule: type[Truncate], options: dict[s
 def test_configurations_are_frozen() -> None:
     with pytest.raises(ValidationError):
         Truncate().high = 3.0  # type: ignore[misc]
+
+
+def test_normalise_over_all_ranks(batch: TISBatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    def add_the_other_rank(sums: torch.Tensor, group: object) -> None:
+        assert group == "ranks"
+        sums += torch.tensor([0.5, 6.0], dtype=sums.dtype)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", add_the_other_rank)
+    correction = Normalize(rule=Truncate(high=None))(batch, group="ranks")  # type: ignore[arg-type]
+    # Here 7.5 over 4 tokens, there 0.5 over 6: the mean is 0.8.
+    assert weights_of(correction) == [w / 0.8 for w in (2.0, 0.5, 0.0, 4.0, 1.0)]

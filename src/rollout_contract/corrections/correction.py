@@ -8,6 +8,7 @@ from typing import Any, NoReturn, final
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from rollout_contract.errors import Violation, raise_violations, violation_error
 from rollout_contract.layout import Layout
@@ -118,7 +119,7 @@ class Correction:
 
     def _value_violations(self) -> Iterator[Violation]:
         kept = self._rows.loss_mask
-        if kept.is_meta or current_settings().level_on(kept.device) != "values":
+        if kept.is_meta or isinstance(kept, FakeTensor) or current_settings().level_on(kept.device) != "values":
             return
         if self._weights is not None:
             wrong = kept & ~(torch.isfinite(self._weights) & (self._weights >= 0))

@@ -9,6 +9,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 from rollout_contract.corrections.correction import Correction
 from rollout_contract.corrections.rule import CorrectionRule, log_ratio
 from rollout_contract.kernels import importance
+from rollout_contract.kernels.ratio import bounded
 from rollout_contract.metrics import Metrics
 from rollout_contract.mismatch import precise, ratio_metrics
 from rollout_contract.schemas import TISBatch
@@ -22,7 +23,7 @@ class IcePop(CorrectionRule):
 
     Attributes:
         low, high: the range of ratios that is kept, bounds included.
-        log_ratio_bound: the log-ratio is bounded to +-this, in nats, before exp; None turns that off.
+        log_ratio_bound: the log-ratio is bounded to +-this, in nats, before exp; None: to what the dtype can hold.
 
     Metrics, under ``icepop/``: of the ratio before any bound; see :func:`rollout_contract.mismatch.ratio_metrics`.
     """
@@ -39,6 +40,6 @@ class IcePop(CorrectionRule):
 
     def __call__(self, batch: TISBatch, /) -> Correction:
         x = log_ratio(batch, self)
-        weights = importance.zeroed_outside(importance.bounded_exp(x, self.log_ratio_bound), self.low, self.high)
+        weights = importance.zeroed_outside(bounded(x, self.log_ratio_bound).exp(), self.low, self.high)
         metrics = Metrics(ratio_metrics(precise(x), batch.loss_mask, self.low, self.high))
         return Correction(batch, weights=weights, metrics=metrics.prefixed("icepop"))

@@ -33,6 +33,6 @@ class M2PO(CorrectionRule):
         kept = importance.second_moment_mask(x, batch.loss_mask, self.threshold)
         found = {
             "second_moment": metrics.mean(x.square(), batch.loss_mask),
-            "rejected": metrics.fraction(~kept, batch.loss_mask),
+            "rejected": metrics.fraction(kept.logical_not(), batch.loss_mask),
         }
         return Correction(batch, mask=kept, metrics=Metrics(found).prefixed("m2po"))

@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 from rollout_contract.corrections.correction import Correction
 from rollout_contract.corrections.rule import AnyRule, CorrectionRule
 from rollout_contract.errors import Violation, violation_error
-from rollout_contract.kernels import importance
+from rollout_contract.mismatch import samples_with
 from rollout_contract.schemas import TISBatch
 
 
@@ -43,10 +43,10 @@ class Normalize(CorrectionRule):
         mask: Tensor = batch.loss_mask
         present = mask
         if self.per == "sequence":
-            ids, num_samples = batch.layout.sample_ids(mask.device), batch.layout.num_samples
-            present = importance.sequence_any(mask, mask, ids, num_samples)
+            present = samples_with(batch, mask)
             weights = batch.layout.mean(weights, mask)
         sums = torch.stack([weights.where(present, 0.0).sum(), present.sum().to(weights.dtype)])
         if group is not None:
             torch.distributed.all_reduce(sums, group=group)
-        return sums[0] / sums[1].clamp(min=1)
+        total, count = sums.unbind()
+        return total / count.clamp(min=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, Self, TypeAlias
 
@@ -11,9 +12,9 @@ from torch import Tensor
 from rollout_contract import metrics
 from rollout_contract.corrections.correction import Correction
 from rollout_contract.corrections.rule import CorrectionRule, log_ratio
-from rollout_contract.kernels import importance, mismatch
+from rollout_contract.kernels import importance, kl
 from rollout_contract.metrics import Metrics
-from rollout_contract.mismatch import precise, saturated
+from rollout_contract.mismatch import precise, samples_with, saturated
 from rollout_contract.schemas import TISBatch
 
 Statistic: TypeAlias = Literal["ratio", "k1", "k2", "k3", "reverse_k3"]
@@ -22,10 +23,11 @@ RejectLevel: TypeAlias = Literal["token", "sequence-sum", "sequence-mean", "sequ
 _STATISTICS: Mapping[Statistic, Callable[[Tensor], Tensor]] = {
     # A ratio is gathered over a sequence as a log, so that a product neither overflows nor vanishes on the way.
     "ratio": lambda log_ratio: log_ratio,
-    "k1": mismatch.k1,
-    "k2": mismatch.k2,
-    "k3": mismatch.k3,
-    "reverse_k3": mismatch.reverse_k3,
+    # The kernels take the log-ratio of the policy that sampled, the rollout's, to the other: -x.
+    "k1": lambda log_ratio: kl.k1(-log_ratio),
+    "k2": lambda log_ratio: kl.k2(-log_ratio),
+    "k3": lambda log_ratio: kl.k3(-log_ratio),
+    "reverse_k3": kl.k3,
 }
 
 
@@ -87,7 +89,7 @@ class Reject(CorrectionRule):
         rejected = self._to_tokens(batch, verdict.high | verdict.low)
         found = self._metrics(verdict) | {"tokens_rejected": metrics.fraction(rejected, mask)}
         prefix = f"reject/{self.statistic}/{self.level}"
-        return Correction(batch, mask=mask & ~rejected, metrics=Metrics(found).prefixed(prefix))
+        return Correction(batch, mask=mask & rejected.logical_not(), metrics=Metrics(found).prefixed(prefix))
 
     def rejected(self, batch: TISBatch) -> Tensor:
         """[tokens] bool: what lies outside the range."""
@@ -101,17 +103,19 @@ class Reject(CorrectionRule):
         per_token, mask = _STATISTICS[self.statistic](x), batch.loss_mask
         if self.level == "token":
             return self._judge(per_token, mask)
-        ids, num_samples = batch.layout.sample_ids(mask.device), batch.layout.num_samples
-        present = importance.sequence_any(mask, mask, ids, num_samples)
-        if self.level == "sequence-every":
-            token = self._judge(per_token, mask)
-            high = importance.sequence_any(token.high, mask, ids, num_samples)
-            low = importance.sequence_any(token.low, mask, ids, num_samples)
-            largest = importance.sequence_max(token.values, mask, ids, num_samples)
-            return Verdict(largest, high, low, present)
-        gather = {"sequence-sum": importance.sequence_sum, "sequence-mean": importance.sequence_mean}
-        per_sample = gather.get(self.level, importance.sequence_max)(per_token, mask, ids, num_samples)
-        return self._judge(per_sample, present)
+        found = self._judge(self._over_sequences(batch, per_token), samples_with(batch, mask))
+        if self.level != "sequence-every":
+            return found
+        token = self._judge(per_token, mask)
+        return found._replace(high=samples_with(batch, token.high), low=samples_with(batch, token.low))
+
+    def _over_sequences(self, batch: TISBatch, per_token: Tensor) -> Tensor:
+        """[batch], of a statistic that is 0 where the mask is off."""
+        if self.level == "sequence-sum":
+            return batch.layout.sum(per_token)
+        if self.level == "sequence-mean":
+            return batch.layout.mean(per_token, batch.loss_mask)
+        return batch.layout.max(per_token.where(batch.loss_mask, -math.inf), -math.inf)
 
     def _judge(self, values: Tensor, present: Tensor) -> Verdict:
         values = saturated(values).exp() if self.statistic == "ratio" else values

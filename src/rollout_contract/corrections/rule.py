@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from rollout_contract.corrections.correction import Correction
-from rollout_contract.kernels import importance
 from rollout_contract.losses.inputs import read, require
+from rollout_contract.mismatch import samples_with
 from rollout_contract.schemas import TISBatch
 
 AnyRule: TypeAlias = Callable[[Any], Correction]
@@ -65,14 +65,13 @@ def log_ratio(batch: TISBatch, reader: CorrectionRule) -> Tensor:
 
 
 def at_level(batch: TISBatch, per_token: Tensor, level: Level) -> tuple[Tensor, Tensor]:
-    """Log-ratios per token, or per sample of their sum or mean; and which of them exist."""
+    """Log-ratios (0 where the mask is off) per token, or their sum or mean per sample; and which of these exist."""
     mask: Tensor = batch.loss_mask
     if level == "token":
         return per_token, mask
     layout = batch.layout
-    ids, num_samples = layout.sample_ids(mask.device), layout.num_samples
-    gather = importance.sequence_sum if level == "sequence" else importance.sequence_mean
-    return gather(per_token, mask, ids, num_samples), importance.sequence_any(mask, mask, ids, num_samples)
+    per_sample = layout.sum(per_token) if level == "sequence" else layout.mean(per_token, mask)
+    return per_sample, samples_with(batch, mask)
 
 
 def to_tokens(batch: TISBatch, values: Tensor, level: Level) -> Tensor:

@@ -10,6 +10,7 @@ from rollout_contract.corrections.correction import Correction
 from rollout_contract.corrections.reject import Reject
 from rollout_contract.corrections.rule import CorrectionRule, Level, at_level, log_ratio, to_tokens
 from rollout_contract.kernels import importance
+from rollout_contract.kernels.ratio import bounded
 from rollout_contract.metrics import Metrics
 from rollout_contract.mismatch import precise, ratio_metrics
 from rollout_contract.schemas import TISBatch
@@ -26,7 +27,7 @@ class Truncate(CorrectionRule):
         low: lower bound of a weight; none by default, since small weights add little variance.
         level: ``token``: x of the token; ``sequence``: the sum of x over the sample's trained tokens, one weight for
             all of them; ``geometric``: its mean, so that the weight does not shrink or explode with length.
-        log_ratio_bound: the log-ratio is bounded to +-this, in nats, before exp; None turns that off.
+        log_ratio_bound: the log-ratio is bounded to +-this, in nats, before exp; None: to what the dtype can hold.
         only: clamp only what this rejection rule would drop, and leave the other weights as they are.
 
     Metrics, under ``truncate/``: of the ratio before any bound, over tokens or (sequence levels) over sequences; see
@@ -47,7 +48,7 @@ class Truncate(CorrectionRule):
 
     def __call__(self, batch: TISBatch, /) -> Correction:
         found, present = at_level(batch, log_ratio(batch, self), self.level)
-        ratio = importance.bounded_exp(found, self.log_ratio_bound)
+        ratio = bounded(found, self.log_ratio_bound).exp()
         weights = to_tokens(batch, importance.truncated(ratio, self.low, self.high), self.level)
         if self.only is not None:
             weights = weights.where(self.only.rejected(batch), to_tokens(batch, ratio, self.level))

@@ -8,34 +8,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rollout_contract.kernels.segments import segment_max, segment_mean, segment_sum
-
-
-def bounded_exp(log_ratio: Float[Tensor, "*shape"], bound: float | None) -> Float[Tensor, "*shape"]:
-    """exp of the log-ratio, which is first bounded to ``[-bound, bound]``; float32 overflows beyond 88.7."""
-    return (log_ratio if bound is None else log_ratio.clamp(-bound, bound)).exp()
-
-
-def sequence_sum(
-    values: Float[Tensor, "tokens"], loss_mask: Bool[Tensor, "tokens"], ids: Int[Tensor, "tokens"], num_samples: int
-) -> Float[Tensor, "batch"]:
-    """Sum of the masked-in ``values`` of each sample; of log-ratios, the log of their product."""
-    return segment_sum(values.where(loss_mask, 0.0), ids, num_samples)
-
-
-def sequence_mean(
-    values: Float[Tensor, "tokens"], loss_mask: Bool[Tensor, "tokens"], ids: Int[Tensor, "tokens"], num_samples: int
-) -> Float[Tensor, "batch"]:
-    """Mean of the masked-in ``values`` of each sample; of log-ratios, the log of their geometric mean."""
-    return segment_mean(values, loss_mask, ids, num_samples)
-
-
-def sequence_max(
-    values: Float[Tensor, "tokens"], loss_mask: Bool[Tensor, "tokens"], ids: Int[Tensor, "tokens"], num_samples: int
-) -> Float[Tensor, "batch"]:
-    """Largest of the masked-in ``values`` of each sample; -inf for none."""
-    return segment_max(values.where(loss_mask, float("-inf")), ids, num_samples, float("-inf"))
-
 
 def sequence_any(
     hits: Bool[Tensor, "tokens"], loss_mask: Bool[Tensor, "tokens"], ids: Int[Tensor, "tokens"], num_samples: int
@@ -83,8 +55,7 @@ def second_moment_mask(
 
 def _ends_of_ties(ascending: Float[Tensor, "tokens"]) -> Bool[Tensor, "tokens"]:
     """True at the last of equal neighbours."""
-    following = torch.cat([ascending[1:], ascending.new_full((1,), float("inf"))])[: ascending.numel()]
-    return following > ascending
+    return torch.cat([ascending, ascending.new_full((1,), float("inf"))]).diff() > 0
 
 
 def interpolated_log_probs(

@@ -9,25 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-
-def k1(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """-x, an unbiased estimate of KL(rollout || trainer) with high variance; joschu.net/blog/kl-approx."""
-    return -log_ratio
-
-
-def k2(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """x^2 / 2, a biased estimate of KL(rollout || trainer) with low variance."""
-    return log_ratio.square() / 2
-
-
-def k3(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """e^x - 1 - x, an unbiased estimate of KL(rollout || trainer) that is never negative."""
-    return log_ratio.expm1() - log_ratio
-
-
-def reverse_k3(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """e^-x - 1 + x: what k3 is when the trainer's policy is taken for the sampler."""
-    return k3(-log_ratio)
+from rollout_contract.kernels.kl import k3
 
 
 def chi_squared(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -41,8 +23,8 @@ def probability_error(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*sha
 
 
 def jensen_shannon(
-    old_log_probs: Float[Tensor, "*shape"], rollout_log_probs: Float[Tensor, "*shape"]
-) -> Float[Tensor, "*shape"]:
+    old_log_probs: Float[Tensor, "tokens"], rollout_log_probs: Float[Tensor, "tokens"]
+) -> Float[Tensor, "tokens"]:
     """An estimate of the Jensen-Shannon divergence: the mean k3 of a token's two probabilities to their mixture."""
     mixture = torch.logaddexp(old_log_probs, rollout_log_probs) - math.log(2.0)
-    return (k3(old_log_probs - mixture) + k3(rollout_log_probs - mixture)) / 2
+    return (k3(mixture - old_log_probs) + k3(mixture - rollout_log_probs)) / 2
