@@ -44,7 +44,7 @@ wheel: $(READY)
 	$(BIN)/python -m build --no-isolation --outdir dist . > /dev/null
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/wheel dist/*.whl
 	test -f build/wheel/rollout_contract/py.typed
-	cd build && PYTHONPATH=wheel ../$(BIN)/python ../tests/readme_example.py
+	cd build && PYTHONPATH=wheel ../$(BIN)/python ../tests/readme.py
 
 check: lint types test wheel
 

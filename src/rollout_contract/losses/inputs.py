@@ -11,7 +11,9 @@ from rollout_contract.schema.batch import RolloutBatch
 
 
 def require(batch: object, schema: type[RolloutBatch], reader: str) -> None:
-    """Check that ``batch`` is a batch of ``schema`` whose seals are whole.
+    """Check that ``batch`` has the fields of ``schema``, and that its seals are whole.
+
+    A type checker asks for inheritance; here it is enough that a field of the same name has the same role and shape.
 
     Raises:
         MissingFieldError: it is another kind of batch; the fields that it lacks are named.
@@ -21,9 +23,10 @@ def require(batch: object, schema: type[RolloutBatch], reader: str) -> None:
         hint = f"build one: {schema.__name__}(response_lengths=..., loss_mask=..., ...)"
         wrong = Violation("batch", "missing", f"a {schema.__name__}", f"a {type(batch).__name__}", hint)
         raise violation_error(reader, wrong)
-    if not isinstance(batch, schema):
-        mine = type(batch).__plan__
-        lacking = ", ".join(name for name in schema.__plan__ if name not in mine) or "no field, but the type"
+    mine = type(batch).__plan__
+    lacks = [n for n, spec in schema.__plan__.items() if n not in mine or mine[n].signature() != spec.signature()]
+    if lacks:
+        lacking = ", ".join(lacks)
         hint = f"let {type(batch).__name__} inherit from {schema.__name__}, or extend({schema.__name__}, ...)"
         wrong = Violation(
             "batch", "missing", f"a {schema.__name__}", f"a {type(batch).__name__}, which lacks {lacking}", hint

@@ -62,5 +62,6 @@ def broken_seals(state: State) -> Iterator[Violation]:
             yield Violation(name, "live graph", expected, describe_graph(tensor), hint)
         elif tensor._version != version:
             hint = "compute a new tensor and build or extend a batch with it"
-            found = f"{tensor._version - version} in-place edits since then"
+            edits = tensor._version - version
+            found = "an edit in place since then" if edits == 1 else f"{edits} edits in place since then"
             yield Violation(name, "mutated", "the values that were validated", found, hint)
