@@ -17,8 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rollout_contract.kernels.log_probs import chunk_starts
-from rollout_contract.kernels.projection import ProjectionGradients, scaled_logits
+from rollout_contract.kernels.projection import ProjectionGradients, chunks, scaled_logits
 
 Interpolation = Literal["mixture", "linear"]
 
@@ -112,13 +111,13 @@ class _DivergenceOfStates(torch.autograd.Function):
         interpolation: Interpolation,
         chunk_size: int,
     ) -> Tensor:
-        values = []
-        for begin in chunk_starts(states, chunk_size):
-            part = slice(begin, begin + chunk_size)
-            student = _log_softmax(states[part], weight, temperature[part])
-            teacher = _log_softmax(teacher_states[part], teacher_weight, temperature[part]).to(student)
-            values.append(divergence(student, teacher, beta, interpolation))
-        return torch.cat(values)
+        columns = chunks(chunk_size, states, teacher_states, temperature)
+        return torch.cat(
+            [
+                divergence(*_both(part, weight, teacher_part, teacher_weight, heat), beta, interpolation)
+                for part, teacher_part, heat in columns
+            ]
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -131,16 +130,17 @@ class _DivergenceOfStates(torch.autograd.Function):
         states, weight, teacher_states, teacher_weight, temperature = ctx.saved_tensors
         for_states, for_weight = ctx.needs_input_grad[:2]
         gradients = ProjectionGradients(weight, for_states=for_states, for_weight=for_weight)
-        for begin in chunk_starts(states, ctx.chunk_size):
-            part = slice(begin, begin + ctx.chunk_size)
-            student = _log_softmax(states[part], weight, temperature[part])
-            teacher = _log_softmax(teacher_states[part], teacher_weight, temperature[part]).to(student)
-            gradient = divergence_gradient(student, teacher, ctx.beta, ctx.interpolation)
-            gradient = upstream[part].unsqueeze(-1) * gradient
-            gradients.add(states[part], temperature[part], gradient, upstream[part] != 0)
+        for part, teacher_part, heat, g in chunks(ctx.chunk_size, states, teacher_states, temperature, upstream):
+            both = _both(part, weight, teacher_part, teacher_weight, heat)
+            gradient = g.unsqueeze(-1) * divergence_gradient(*both, ctx.beta, ctx.interpolation)
+            gradients.add(part, heat, gradient, g != 0)
         return *gradients.finish(), None, None, None, None, None, None
 
 
-def _log_softmax(states: Tensor, weight: Tensor | None, temperature: Tensor) -> Tensor:
-    """Log-probs over the vocabulary; computed where the states are."""
-    return scaled_logits(states, weight, temperature.to(states.device)).log_softmax(-1)
+def _both(
+    states: Tensor, weight: Tensor | None, teacher_states: Tensor, teacher_weight: Tensor | None, temperature: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Log-probs of student and teacher over the vocabulary; the teacher's computed where it lies, then moved."""
+    student = scaled_logits(states, weight, temperature).log_softmax(-1)
+    teacher = scaled_logits(teacher_states, teacher_weight, temperature.to(teacher_states.device)).log_softmax(-1)
+    return student, teacher.to(student)

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rollout_contract.kernels.entropy import entropy, entropy_gradient
-from rollout_contract.kernels.projection import ProjectionGradients, scaled_logits
+from rollout_contract.kernels.projection import ProjectionGradients, chunks, scaled_logits
 
 
 class Scores(NamedTuple):
@@ -99,11 +99,10 @@ class _ScoresOfStates(torch.autograd.Function):
         keep_mask: Tensor | None,
         chunk_size: int,
     ) -> tuple[Tensor, Tensor]:
-        scores = []
-        for begin in chunk_starts(states, chunk_size):
-            part = slice(begin, begin + chunk_size)
-            logits = scaled_logits(states[part], weight, temperature[part])
-            scores.append(token_scores(logits, token_ids[part], _part(keep_mask, part)))
+        scores = [
+            token_scores(scaled_logits(part, weight, heat), ids, keep)
+            for part, ids, heat, keep in chunks(chunk_size, states, token_ids, temperature, keep_mask)
+        ]
         return torch.cat([s.log_probs for s in scores]), torch.cat([s.entropy for s in scores])
 
     @staticmethod
@@ -120,19 +119,8 @@ class _ScoresOfStates(torch.autograd.Function):
         states, weight, token_ids, temperature, keep_mask = ctx.saved_tensors
         for_states, for_weight = ctx.needs_input_grad[:2]
         gradients = ProjectionGradients(weight, for_states=for_states, for_weight=for_weight)
-        for begin in chunk_starts(states, ctx.chunk_size):
-            part = slice(begin, begin + ctx.chunk_size)
-            upstream = (_part(log_probs_upstream, part), _part(entropy_upstream, part))
-            logits = scaled_logits(states[part], weight, temperature[part])
-            gradient = token_scores_gradient(logits, token_ids[part], _part(keep_mask, part), *upstream)
-            gradients.add(states[part], temperature[part], gradient, _is_read(*upstream))
+        columns = (states, token_ids, temperature, keep_mask, log_probs_upstream, entropy_upstream)
+        for part, ids, heat, keep, *upstream in chunks(ctx.chunk_size, *columns):
+            gradient = token_scores_gradient(scaled_logits(part, weight, heat), ids, keep, *upstream)
+            gradients.add(part, heat, gradient, _is_read(*upstream))
         return *gradients.finish(), None, None, None, None
-
-
-def chunk_starts(states: Tensor, chunk_size: int) -> range:
-    """Where each chunk of tokens begins; one empty chunk when there is no token."""
-    return range(0, max(states.shape[0], 1), chunk_size)
-
-
-def _part(tensor: Tensor | None, part: slice) -> Tensor | None:
-    return None if tensor is None else tensor[part]

@@ -6,6 +6,10 @@ the dtype of the states, everything after it in float32 (float64 for float64 sta
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import repeat
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -27,6 +31,11 @@ def scaled_logits(
         with torch.autocast(states.device.type, enabled=False):
             logits = states @ weight.to(states.dtype).t()
     return logits.to(working_dtype(states)) / temperature.unsqueeze(-1)
+
+
+def chunks(size: int, *columns: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """The rows of all columns, ``size`` at a time; None stays None. No rows make one chunk without rows."""
+    return zip(*(repeat(None) if column is None else column.split(size) for column in columns))  # noqa: B905
 
 
 class ProjectionGradients:
