@@ -23,6 +23,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, SerializeAsAny
@@ -316,3 +317,19 @@ def kl_terms(estimator: SampledKL, log_ratio: Tensor, value: Tensor, mask: Tenso
     if estimator.input_bound is not None or estimator.output_bound is not None:
         found["kl_clamped"] = metrics.fraction(estimator.bites(log_ratio), mask)
     return Terms(value, Metrics(found))
+
+
+_ALL: tuple[type[KLEstimator], ...] = (
+    K1,
+    K2,
+    K3,
+    LowVarKL,
+    AbsoluteKL,
+    StraightThroughKL,
+    ScoreFunctionKL,
+    UnbiasedKL,
+    BehaviourKL,
+)
+
+KL_ESTIMATORS: Mapping[str, type[KLEstimator]] = MappingProxyType({kind.name: kind for kind in _ALL})
+"""Name -> estimator class, in the order of the documentation."""

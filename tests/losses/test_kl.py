@@ -323,3 +323,17 @@ def test_estimators_are_frozen_values() -> None:
         kl.K3().input_bound = 1.0  # type: ignore[misc]
     assert kl.UnbiasedKL(estimator=kl.LowVarKL()) == kl.UnbiasedKL(estimator=kl.LowVarKL())
     assert kl.K3().model_dump() == {"input_bound": None, "output_bound": None}
+
+
+def test_the_registry_holds_every_estimator_with_its_documentation() -> None:
+    def concrete(kind: type[kl.KLEstimator]) -> set[type[kl.KLEstimator]]:
+        found = {kind} if "name" in kind.__dict__ else set()
+        return found.union(*(concrete(child) for child in kind.__subclasses__()))
+
+    shipped = {kind for kind in concrete(kl.KLEstimator) if kind.__module__ == kl.__name__}
+    assert set(kl.KL_ESTIMATORS.values()) == shipped
+    for name, kind in kl.KL_ESTIMATORS.items():
+        assert kind.name == name
+        assert kind.formula
+        assert kind.known_as
+        assert kind.__doc__

@@ -24,6 +24,8 @@ from rollout_contract.distillation.advantages import reverse_kl_advantages as re
 from rollout_contract.distillation.advantages import reverse_kl_metrics as reverse_kl_metrics
 from rollout_contract.distillation.full import divergence_of_hidden_states as divergence_of_hidden_states
 from rollout_contract.distillation.full import divergence_of_logits as divergence_of_logits
+from rollout_contract.distillation.registry import DISTRIBUTION_TERMS as DISTRIBUTION_TERMS
+from rollout_contract.distillation.registry import SAMPLED_OBJECTIVES as SAMPLED_OBJECTIVES
 from rollout_contract.distillation.sampled import FrontLoadedReverseKL as FrontLoadedReverseKL
 from rollout_contract.distillation.sampled import RolloutReverseKL as RolloutReverseKL
 from rollout_contract.distillation.sampled import SampledReverseKL as SampledReverseKL

@@ -41,7 +41,7 @@ class FullVocabulary(DistributionTerm):
     """The divergence over the whole vocabulary that :mod:`.full` computed and ``bind`` took.
 
     Liger's hard-label mix is a sum of two losses: ``0.6 * distillation_loss(batch, FullVocabulary())
-    + 0.4 * policy_loss(batch, ...)`` with the negative log-likelihood of the sampled tokens.
+    + 0.4 * policy_loss(batch, NLL())``, on a batch that is also bound with ``log_probs``.
     """
 
     name = "full_vocabulary"
