@@ -78,8 +78,9 @@ class Vector:
 @cache
 def _tensor(name: str) -> Tensor:
     values = batch_inputs()["tensors"][name]
-    found = torch.tensor(values)
-    return found.to(torch.float64) if found.is_floating_point() else found
+    # Straight to float64: through float32 a value would lose half of its digits.
+    found = torch.tensor(values, dtype=torch.float64)
+    return found if torch.tensor(values).is_floating_point() else found.long()
 
 
 def tensor(name: str) -> Tensor:
