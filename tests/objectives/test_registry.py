@@ -16,9 +16,9 @@ from tests.objectives.batches import ALL, names
 
 
 def leaves(kind: type[Objective]) -> set[type[Objective]]:
-    """Every concrete objective of the library below a class."""
+    """Every concrete objective of the package below a class."""
     below = {leaf for child in kind.__subclasses__() for leaf in leaves(child)}
-    concrete = "name" in vars(kind) and kind.__module__.startswith("rollout_contract.")
+    concrete = "name" in vars(kind) and kind.__module__.startswith("rollout_contract.objectives.")
     return below | ({kind} if concrete else set())
 
 

@@ -29,9 +29,14 @@ def bounded_log_ratio(
 
 def bounded(log_ratio: Float[Tensor, "n"], bound: float | None = 20.0) -> Float[Tensor, "n"]:
     """A log-ratio clamped to +-``bound``; None: to what the dtype can exponentiate."""
-    limit = largest_log_ratio(log_ratio.dtype)
-    limit = limit if bound is None else min(bound, limit)
+    limit = log_ratio_limit(log_ratio.dtype, bound)
     return log_ratio.clamp(-limit, limit)
+
+
+def log_ratio_limit(dtype: torch.dtype, bound: float | None) -> float:
+    """What :func:`bounded` clamps to: ``bound``, unless the dtype can exponentiate less."""
+    largest = largest_log_ratio(dtype)
+    return largest if bound is None else min(bound, largest)
 
 
 def token_ratio(

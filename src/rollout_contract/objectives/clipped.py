@@ -7,8 +7,8 @@ from abc import ABC
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from rollout_contract.kernels.policy import clip_hits, clipped_surrogate
-from rollout_contract.kernels.ratio import bounded
+from rollout_contract.kernels.clipped_loss import clipped_loss
+from rollout_contract.kernels.policy import clip_hits
 from rollout_contract.metrics import Metrics
 from rollout_contract.objectives.base import Objective, Terms
 from rollout_contract.objectives.observe import clip_metrics, ratio_metrics
@@ -39,9 +39,8 @@ class ClippedObjective(Objective, ABC):
 
     def clipped_terms(self, log_ratio: Tensor, advantages: Tensor, mask: Tensor) -> Terms:
         """The clipped surrogate of the exponential of ``log_ratio``, and its metrics."""
-        ratio = bounded(log_ratio, self.log_ratio_bound).exp()
         clip = (self.clip_low, self.clip_high, self.dual_clip, self.ratio_cap)
-        loss = clipped_surrogate(ratio, advantages, *clip)
-        hits = clip_hits(ratio.detach(), advantages, *clip)
+        loss, ratio = clipped_loss(log_ratio, advantages, *clip, self.log_ratio_bound)
+        hits = clip_hits(ratio, advantages, *clip)
         found = clip_metrics(hits, mask) | ratio_metrics(log_ratio, mask, self.log_ratio_bound)
         return Terms(loss, Metrics(found))
