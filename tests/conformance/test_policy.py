@@ -25,16 +25,10 @@ from rollout_contract.schemas import (
     RewardBatch,
     TISBatch,
 )
-from tests.conformance.harness import Vector, batch_inputs, full_width_layout, vectors
+from tests.conformance.harness import Vector, batch_inputs, full_width_layout, tensor, vectors
 from tests.conformance.policy_objectives import kl_of, objective_of
 
 VECTORS = vectors("policy")
-
-
-def tensor(name: str) -> Tensor:
-    """A tensor of the shared batch, its floats read as float64 without a detour through float32."""
-    found = torch.tensor(batch_inputs()["tensors"][name], dtype=torch.float64)
-    return found.long() if name in ("packed_tokens", "tokens", "lengths") else found
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector.id)

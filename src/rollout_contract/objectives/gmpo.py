@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import NonNegativeFloat
+from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from rollout_contract.kernels.ratio import bounded
@@ -44,7 +44,7 @@ class GMPO(Objective):
 
     clip_low: NonNegativeFloat = 0.4
     clip_high: NonNegativeFloat = 0.4
-    log_ratio_bound: float | None = 20.0
+    log_ratio_bound: PositiveFloat | None = 20.0
 
     def terms(self, batch: PolicyBatch, /) -> Terms:
         log_probs, mask = read(batch, "log_probs"), batch.loss_mask

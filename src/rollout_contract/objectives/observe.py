@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from rollout_contract import metrics
@@ -21,10 +20,7 @@ def segments(batch: RolloutBatch) -> tuple[Tensor, Tensor, int]:
 
 def shares(hits: Mapping[str, Tensor], mask: Tensor) -> dict[str, Metric]:
     """Of several conditions, the shares of the trained tokens at which they hold."""
-    count = mask.sum()
-    sums = {name: (hit & mask).sum() for name, hit in hits.items()}
-    dtype = torch.get_default_dtype()
-    return {name: Metric("mean", torch.stack([total, count]).to(dtype)) for name, total in sums.items()}
+    return {name: metrics.fraction(hit, mask) for name, hit in hits.items()}
 
 
 def ratio_metrics(log_ratio: Tensor, mask: Tensor, bound: float | None = None) -> dict[str, Metric]:
