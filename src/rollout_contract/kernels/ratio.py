@@ -20,13 +20,6 @@ def largest_log_ratio(dtype: torch.dtype) -> float:
     return math.floor(math.log(torch.finfo(dtype).max)) - 1.0
 
 
-def bounded_log_ratio(
-    log_probs: Float[Tensor, "tokens"], anchor_log_probs: Float[Tensor, "tokens"], bound: float | None = 20.0
-) -> Float[Tensor, "tokens"]:
-    """``log_probs - anchor_log_probs`` in nats, clamped to +-``bound``; None: to what the dtype can exponentiate."""
-    return bounded(log_probs - anchor_log_probs, bound)
-
-
 def bounded(log_ratio: Float[Tensor, "n"], bound: float | None = 20.0) -> Float[Tensor, "n"]:
     """A log-ratio clamped to +-``bound``; None: to what the dtype can exponentiate."""
     limit = log_ratio_limit(log_ratio.dtype, bound)
@@ -37,13 +30,6 @@ def log_ratio_limit(dtype: torch.dtype, bound: float | None) -> float:
     """What :func:`bounded` clamps to: ``bound``, unless the dtype can exponentiate less."""
     largest = largest_log_ratio(dtype)
     return largest if bound is None else min(bound, largest)
-
-
-def token_ratio(
-    log_probs: Float[Tensor, "tokens"], anchor_log_probs: Float[Tensor, "tokens"], bound: float | None = 20.0
-) -> Float[Tensor, "tokens"]:
-    """r_t = exp(log_probs_t - anchor_log_probs_t): how much likelier each token became."""
-    return bounded_log_ratio(log_probs, anchor_log_probs, bound).exp()
 
 
 def sequence_mean_log_ratio(
