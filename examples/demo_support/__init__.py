@@ -1,0 +1,1 @@
+"""The parts of the demo: see ``docs/demo.md`` for a tour."""
