@@ -145,7 +145,8 @@ def placed(vector: Vector, mask: Tensor) -> Tensor:
 
 
 def old_kl(vector: Vector) -> Tensor:
-    return getattr(kl_kernels, vector.params["kl"])(vector.tensor("old") - vector.tensor("reference"))
+    log_ratio = vector.tensor("old") - vector.tensor("reference")
+    return padded(getattr(kl_kernels, vector.params["kl"])(log_ratio.flatten()), log_ratio)
 
 
 # -- one function for each estimator ----------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def _moving_averages(rewards: Tensor, role: Tensor, start: Tensor, decay: float)
     sorted_role, sorted_rewards = role[order], rewards[order]
     scored = ~sorted_rewards.isnan()
     inputs = ((1.0 - decay) * sorted_rewards).where(scored, 0.0)
-    keeps = torch.where(scored, decay, 1.0).to(rewards.dtype)
+    keeps = torch.full_like(sorted_rewards, decay).where(scored, 1.0)
     first = torch.ones_like(scored)
     first[1:] = sorted_role[1:] != sorted_role[:-1]
     averages = forward_scan((inputs + keeps * start[sorted_role]).where(first, inputs), keeps.where(~first, 0.0))

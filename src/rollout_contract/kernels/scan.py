@@ -42,7 +42,7 @@ def _scan_rows(
     return inputs, decays
 
 
-def following(values: Tensor, last: float) -> Tensor:
+def following(values: Tensor, last: int | float) -> Tensor:
     """[entries]: the next entry at each place; ``last`` at the end."""
     return pad(values, (0, 1), value=last)[1:]
 

@@ -50,4 +50,5 @@ def weighted_baseline(
     energy = energy.where(loss_mask, 0.0)
     weighed = segment_sum(energy * returns.where(loss_mask, 0.0), cells, num_cells)
     total = segment_sum(energy, cells, num_cells)
-    return (weighed / torch.where(total + eps > 0, total + eps, 1.0))[cells]
+    divisor = (total + eps).where(total + eps > 0, 1.0)
+    return (weighed / divisor)[cells]
