@@ -5,6 +5,7 @@ Hypothesis draws the size, the kinds of numbers and a seed; lengths, masks and n
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -69,6 +70,11 @@ class _Numbers:
     def near(self, log_probs: Numbers) -> Numbers:
         return [[min(0.0, value - self.log_ratio()) for value in entries] for entries in log_probs]
 
+    def sum_of_squares(self, log_prob: float) -> float:
+        """Of all probabilities of a distribution, of which one is known."""
+        probability = math.exp(log_prob)
+        return probability**2 + self.random.random() * (1 - probability) ** 2
+
     def advantages(self, kind: str) -> Numbers:
         if kind == "zeros":
             return self.rows(lambda: 0.0)
@@ -105,7 +111,7 @@ def make_case(
         tokens[name] = numbers.rows(lambda: gauss(0.0, 1.0))
     for name in ("entropy", "observed_entropy"):
         tokens[name] = numbers.rows(lambda: abs(gauss(0.0, 1.0)))
-    tokens["sum_pi_squared"] = numbers.rows(numbers.random.random)
+    tokens["sum_pi_squared"] = [[numbers.sum_of_squares(value) for value in row] for row in tokens["old_log_probs"]]
     tokens["advantages"] = numbers.advantages(advantages)
     samples = {"rewards": numbers.rewards(rewards)}
     for name in ("reward_baselines", "optimal_values", "final_values"):

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor
 
 FEW = settings(max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+FEWER = settings(FEW, max_examples=20)
 
 
 def pack(rows: Iterable[Iterable[float]]) -> Tensor:

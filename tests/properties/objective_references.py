@@ -9,8 +9,15 @@ from typing import Any
 import torch
 from hypothesis import assume
 
-from rollout_contract.objectives import PPOClip
+from rollout_contract.distillation import (
+    FrontLoadedReverseKL,
+    RolloutReverseKL,
+    SampledReverseKL,
+    WeightedReverseKL,
+)
+from rollout_contract.objectives import PPOClip, registry
 from tests.properties.batches import POSITIVE_WEIGHT, Case
+from tests.reference import distillation
 from tests.reference import ratio_objectives as ratio
 from tests.reference import score_objectives as score
 from tests.reference import selective_objectives as selective
@@ -25,13 +32,15 @@ class Inputs:
     old: Rows
     rollout: Rows
     ref: Rows
+    teacher: Rows
     advantages: Rows
     mask: Mask
     case: Case
 
     @classmethod
     def of(cls, case: Case) -> Inputs:
-        fixed = [rows(case.tokens[n]) for n in ("old_log_probs", "rollout_log_probs", "ref_log_probs", "advantages")]
+        scores = [f"{policy}_log_probs" for policy in ("old", "rollout", "ref", "teacher")]
+        fixed = [rows(case.tokens[name]) for name in (*scores, "advantages")]
         return cls(leaves(case.tokens["log_probs"]), *fixed, case.mask, case)
 
     @property
@@ -103,9 +112,16 @@ def positive_nll(x: Inputs) -> Rows:
     return score.positive_nll(x.log_probs, positive, x.mask, weight=POSITIVE_WEIGHT)
 
 
+def rollout_reverse_kl(x: Inputs, *, delta_low: float, drift: float) -> Rows:
+    return distillation.ref_kl(x.log_probs, x.rollout, x.teacher, x.mask, delta_low=delta_low, drift=drift)
+
+
 VESPO = {"k_positive": 1.5, "lambda_positive": 2.0, "k_negative": 2.5, "lambda_negative": 1.0}
-CLIP = {"clip_low": 0.2, "clip_high": 0.28}
+CLIP = {"clip_low": 0.15, "clip_high": 0.28}
 NARROW = {"clip_low": 0.05, "clip_high": 0.1}
+
+DISTILLATION = (SampledReverseKL, WeightedReverseKL, RolloutReverseKL, FrontLoadedReverseKL)
+KINDS = {**registry.OBJECTIVES, **{kind.name: kind for kind in DISTILLATION}}
 
 REFERENCES: dict[str, list[tuple[Config, Reference]]] = {
     "ppo_clip": [
@@ -154,7 +170,7 @@ REFERENCES: dict[str, list[tuple[Config, Reference]]] = {
             {"ratio_min": 0.8, "ratio_max": 1.28},
             lambda x: score.reinforce_with_ratio(*x.on_old, ratio_min=0.8, ratio_max=1.28),
         ),
-        ({"ratio_max": 5.0}, lambda x: score.reinforce_with_ratio(*x.on_old, ratio_max=5.0)),
+        ({"ratio_max": 3.0}, lambda x: score.reinforce_with_ratio(*x.on_old, ratio_max=3.0)),
     ],
     "cispo_rollout": [({"ratio_max": 1.5}, lambda x: score.reinforce_with_ratio(*x.on_rollout, ratio_max=1.5))],
     "reinforce": [({}, lambda x: score.reinforce(x.log_probs, x.advantages, x.mask))],
@@ -165,12 +181,12 @@ REFERENCES: dict[str, list[tuple[Config, Reference]]] = {
             lambda x: score.reinforce_with_ratio(*x.on_rollout, ratio_min=0.1, ratio_max=10.0),
         ),
     ],
-    "rollout_is": [({}, lambda x: score.rollout_is(*x.on_rollout, **CLIP))],
+    "rollout_is": [({"ratio_min": 0.85, "ratio_max": 1.28}, lambda x: score.rollout_is(*x.on_rollout, **CLIP))],
     "dppo": [
         (
-            {"delta_low": 0.1, "delta_high": 0.12, "drift": 1e-3, "log_ratio_bound": None},
+            {"delta_low": 0.02, "delta_high": 0.05, "drift": 1e-3, "log_ratio_bound": None},
             lambda x: selective.dppo_tv(
-                *x.on_rollout, delta_low=0.1, delta_high=0.12, drift=1e-3, log_ratio_clamp=None
+                *x.on_rollout, delta_low=0.02, delta_high=0.05, drift=1e-3, log_ratio_clamp=None
             ),
         ),
         (
@@ -180,12 +196,12 @@ REFERENCES: dict[str, list[tuple[Config, Reference]]] = {
     ],
     "dppo_proximal": [
         (
-            {"delta_low": 0.1, "delta_high": 0.12},
-            lambda x: selective.dppo_tv(*x.on_old, delta_low=0.1, delta_high=0.12),
+            {"delta_low": 0.02, "delta_high": 0.05},
+            lambda x: selective.dppo_tv(*x.on_old, delta_low=0.02, delta_high=0.05),
         ),
     ],
     "probability_mask": [
-        ({"delta": 0.1, "drift": 1e-3}, lambda x: selective.ipo_mask(*x.on_rollout, delta=0.1, drift=1e-3)),
+        ({"delta": 0.05, "drift": 1e-3}, lambda x: selective.ipo_mask(*x.on_rollout, delta=0.05, drift=1e-3)),
     ],
     "vespo": [
         (VESPO, lambda x: score.vespo(*x.on_old, **VESPO)),
@@ -207,4 +223,21 @@ REFERENCES: dict[str, list[tuple[Config, Reference]]] = {
     "opsm": [({"objective": PPOClip(**CLIP)}, lambda x: opsm(x, x.rollout))],
     "opsm_proximal": [({"objective": PPOClip(**CLIP)}, lambda x: opsm(x, x.old))],
     "top_entropy": [({"objective": PPOClip(**CLIP), "fraction": 0.4}, top_entropy)],
+    "sampled_reverse_kl": [({}, lambda x: distillation.sampled_token(x.log_probs, x.teacher, x.mask))],
+    "weighted_reverse_kl": [
+        (
+            {"weight_max": 1.2},
+            lambda x: distillation.sampled_token(x.log_probs, x.teacher, x.mask, old=x.old, ratio_max=1.2),
+        ),
+    ],
+    "rollout_reverse_kl": [
+        ({"log_ratio_bound": None}, lambda x: rollout_reverse_kl(x, delta_low=2.0, drift=0.0)),
+        (
+            {"delta_low": 0.05, "drift": 1e-3, "log_ratio_bound": None},
+            lambda x: rollout_reverse_kl(x, delta_low=0.05, drift=1e-3),
+        ),
+    ],
+    "front_loaded_reverse_kl": [
+        ({"gamma": 0.5}, lambda x: distillation.iw_opd(x.log_probs, x.rollout, x.teacher, x.mask, gamma=0.5)),
+    ],
 }

@@ -5,23 +5,47 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from rollout_contract import corrections, kl, policy_loss
-from rollout_contract.advantages import ESTIMATORS, LengthAdaptive, place_rewards
+from rollout_contract.advantages import ESTIMATORS, LengthAdaptive, place_rewards, reward_metrics, whiten
 from rollout_contract.corrections import Correction, IcePop, Normalize, Reject, Truncate
+from rollout_contract.distillation import (
+    FlooredTopKDivergence,
+    FullVocabulary,
+    TopKDivergence,
+    TopKReverseKL,
+    distillation_loss,
+    mixed_teacher,
+    reverse_kl,
+    reverse_kl_metrics,
+)
+from rollout_contract.kl_reward import kl_penalty, kl_penalty_metrics, penalised_rewards
 from rollout_contract.losses.entropy import entropy_bonus, entropy_metrics
 from rollout_contract.losses.kl import kl_loss
 from rollout_contract.losses.loss import Loss
+from rollout_contract.losses.value import CriticError, value_loss
 from rollout_contract.metrics import Metrics
 from rollout_contract.mismatch import mismatch_metrics
-from rollout_contract.objectives import registry
+from rollout_contract.objectives import positive_example_weights
 from rollout_contract.objectives.base import Objective
 from rollout_contract.schema.batch import RolloutBatch
-from rollout_contract.schemas import EntropyBatch, ObservedEntropyBatch, RewardBatch, TISBatch
-from tests.properties.objective_references import REFERENCES
+from rollout_contract.schemas import (
+    EntropyBatch,
+    KLRewardBatch,
+    ObservedEntropyBatch,
+    OPDBatch,
+    PolicyBatch,
+    RewardBatch,
+    ScoredKLBatch,
+    TeachersBatch,
+    TISBatch,
+    ValueBatch,
+)
+from tests.properties.objective_references import KINDS, REFERENCES
 
 
 @dataclass(frozen=True)
@@ -46,7 +70,7 @@ class LossSubject:
 
 
 def _objectives() -> Iterator[LossSubject]:
-    for name, kind in registry.OBJECTIVES.items():
+    for name, kind in KINDS.items():
         configs = [{}, *[config for config, _ in REFERENCES.get(name, [])]]
         yield from (_objective(f"{name}-{number}", kind(**config)) for number, config in enumerate(configs))
         if kind().correction != "refuses":
@@ -82,7 +106,27 @@ def _kl() -> Iterator[LossSubject]:
         yield LossSubject(f"kl-{estimator.name}-{number}", estimator.reads, run)
 
 
-LOSSES: list[LossSubject] = [*_objectives(), *_kl(), LossSubject("entropy_bonus", EntropyBatch, entropy_bonus)]
+OUTSIDE: tuple[Any, ...] = ("tail", "renormalise", "ignore")
+ERRORS = [CriticError(), CriticError(clip=0.2, half=False), CriticError(clip=0.2, huber_delta=0.7)]
+TERMS = [
+    FullVocabulary(),
+    *(TopKDivergence(beta=beta, outside=outside) for beta in (0.0, 0.5, 1.0) for outside in OUTSIDE),
+    TopKDivergence(beta=0.5, interpolation="linear"),
+    FlooredTopKDivergence(beta=0.5),
+    *(TopKReverseKL(weights=weights) for weights in ("student", "teacher", "uniform")),
+    TopKReverseKL(renormalise=False),
+]
+
+
+def _others() -> Iterator[LossSubject]:
+    yield LossSubject("entropy_bonus", EntropyBatch, entropy_bonus)
+    for number, error in enumerate(ERRORS):
+        yield LossSubject(f"value-{number}", ValueBatch, partial(value_loss, error=error))
+    for number, term in enumerate(TERMS):
+        yield LossSubject(f"{term.name}-{number}", term.reads, partial(distillation_loss, term=term))
+
+
+LOSSES: list[LossSubject] = [*_objectives(), *_kl(), *_others()]
 
 
 # -- calculations of fixed tensors -------------------------------------------------------------------------------------
@@ -176,6 +220,15 @@ CALCULATIONS: list[Calculation] = [
     *_estimators(),
     *_corrections(),
     Calculation("place_rewards", RewardBatch, lambda batch: tensor_results(place_rewards(batch))),
+    Calculation("reward_metrics", RewardBatch, lambda batch: metric_results(reward_metrics(batch))),
+    Calculation("whiten", PolicyBatch, lambda batch: tensor_results(whiten(batch, batch.advantages))),
+    Calculation("positive", RewardBatch, lambda batch: tensor_results(positive_example_weights(batch))),
+    Calculation("kl_penalty", ScoredKLBatch, lambda batch: tensor_results(kl_penalty(batch))),
+    Calculation("kl_penalty_metrics", ScoredKLBatch, lambda batch: metric_results(kl_penalty_metrics(batch))),
+    Calculation("penalised_rewards", KLRewardBatch, lambda batch: tensor_results(penalised_rewards(batch, 0.1))),
+    Calculation("reverse_kl", OPDBatch, lambda batch: tensor_results(reverse_kl(batch))),
+    Calculation("reverse_kl_metrics", OPDBatch, lambda batch: metric_results(reverse_kl_metrics(batch))),
+    Calculation("mixed_teacher", TeachersBatch, lambda batch: tensor_results(mixed_teacher(batch))),
     Calculation("mismatch_metrics", TISBatch, lambda batch: metric_results(mismatch_metrics(batch))),
 ]
 

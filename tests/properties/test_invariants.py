@@ -101,14 +101,19 @@ def parts(metrics: Mapping[str, Any]) -> Tensors:
 
 @every_loss
 def test_masked_garbage_changes_no_bit_of_a_loss(subject: LossSubject) -> None:
-    for case, garbage in product(CASES, GARBAGE):
+    for case in CASES:
         made = setup(subject.schema, case)
-        expected, found = outcome(subject, made), outcome(subject, made.poisoned(garbage))
-        assert_same_bits(found.value, expected.value, f"value with {garbage}")
-        for name, gradient in expected.gradients.items():
-            assert_same_bits(found.gradients[name], gradient, f"gradient of {name} with {garbage}")
-        for name, metric in parts(expected.metrics).items():
-            assert_same_bits(parts(found.metrics)[name], metric, f"{name} with {garbage}")
+        expected = outcome(subject, made)
+        for garbage in GARBAGE:
+            assert_same_outcome(outcome(subject, made.poisoned(garbage)), expected, f"with {garbage}")
+
+
+def assert_same_outcome(found: Outcome, expected: Outcome, what: str) -> None:
+    assert_same_bits(found.value, expected.value, f"value {what}")
+    for name, gradient in expected.gradients.items():
+        assert_same_bits(found.gradients[name], gradient, f"gradient of {name} {what}")
+    for name, metric in parts(expected.metrics).items():
+        assert_same_bits(parts(found.metrics)[name], metric, f"{name} {what}")
 
 
 @every_loss
@@ -121,11 +126,12 @@ def test_masked_tokens_have_gradient_zero(subject: LossSubject) -> None:
 
 @every_calculation
 def test_masked_garbage_changes_no_bit_of_a_calculation(subject: Calculation) -> None:
-    for case, garbage in product(CASES, GARBAGE):
+    for case in CASES:
         made = setup(subject.schema, case)
         expected = results(subject, made)
-        for name, result in results(subject, made.poisoned(garbage)).items():
-            assert_same_bits(result, expected[name], f"{name} with {garbage}")
+        for garbage in GARBAGE:
+            for name, result in results(subject, made.poisoned(garbage)).items():
+                assert_same_bits(result, expected[name], f"{name} with {garbage}")
 
 
 def results(subject: Calculation, made: Setup) -> Tensors:
@@ -163,7 +169,7 @@ def test_permuted_samples_give_the_same_results(subject: Calculation) -> None:
 
 # -- (c) a step may be split in any way --------------------------------------------------------------------------------
 
-SPLITS: list[dict[str, int]] = [{"samples": 1}, {"samples": 4}, {"max_tokens": 4}, {"max_tokens": 6}]
+SPLITS: list[dict[str, int]] = [{"samples": 1}, {"samples": 4}, {"max_tokens": 5}]
 
 
 @pytest.mark.parametrize("subject", [s for s in LOSSES if s.splits], ids=lambda subject: subject.name)
@@ -195,7 +201,8 @@ def floats(tensors: Tensors) -> list[str]:
 def test_no_gradient_reaches_a_fixed_input(subject: LossSubject) -> None:
     made = setup(subject.schema, CASES[0])
     leaves = {name: made.fixed[name].clone().requires_grad_() for name in floats(made.fixed)}
-    late = {n: t.clone().requires_grad_() for n, t in made.bound.items() if made.spec(n).role is Role.FIXED}
+    names = [name for name in floats(made.bound) if made.spec(name).role is Role.FIXED]
+    late = {name: made.bound[name].clone().requires_grad_() for name in names}
     passed = Setup(**{**vars(made), "fixed": {**made.fixed, **leaves}})
     live = {**passed.live(), **late}
     weight = torch.ones(len(made.mask), dtype=torch.float64, requires_grad=True)

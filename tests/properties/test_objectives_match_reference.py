@@ -10,12 +10,11 @@ from hypothesis import given
 from torch import Tensor
 
 from rollout_contract import policy_loss
-from rollout_contract.objectives import registry
 from rollout_contract.objectives.base import Objective
 from rollout_contract.schema.batch import RolloutBatch
 from tests.properties.batches import Case, cases
 from tests.properties.compare import FEW, assert_close, pack
-from tests.properties.objective_references import REFERENCES, SEED, Config, Inputs, Reference
+from tests.properties.objective_references import KINDS, REFERENCES, SEED, Config, Inputs, Reference
 from tests.properties.setups import setup
 from tests.reference import aggregation
 from tests.reference.scalars import gradients, numbers, weighted_sum
@@ -24,7 +23,7 @@ VARIANTS = [(name, config, made) for name, variants in REFERENCES.items() for co
 
 
 def test_every_objective_has_a_reference() -> None:
-    assert set(REFERENCES) == set(registry.OBJECTIVES)
+    assert set(REFERENCES) == set(KINDS)
 
 
 def bound(case: Case, objective: Objective) -> tuple[RolloutBatch, Tensor]:
@@ -40,7 +39,7 @@ def bound(case: Case, objective: Objective) -> tuple[RolloutBatch, Tensor]:
 @given(case=cases())
 @FEW
 def test_objective(name: str, config: Config, reference: Reference, case: Case) -> None:
-    objective: Any = registry.OBJECTIVES[name](**config)
+    objective: Any = KINDS[name](**config)
     batch, live = bound(case, objective)
     torch.manual_seed(SEED)
     loss = policy_loss(batch, objective)

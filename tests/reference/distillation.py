@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from torch import Tensor
 
@@ -165,24 +165,42 @@ def top_k_set(student: Row, teacher: Row, k: int, support: str) -> set[int]:
     raise ValueError(support)
 
 
-def top_k_divergence(student: Row, teacher: Row, support: Collection[int], *, beta: float, tail: bool | None) -> Tensor:
+def between(student: Row, teacher: Row, beta: float) -> Tensor:
+    """(1 - beta) KL(T || S) + beta KL(S || T)."""
+    return (1 - beta) * divergence(teacher, student) + beta * divergence(student, teacher)
+
+
+def top_k_divergence(
+    student: Row,
+    teacher: Row,
+    support: Collection[int],
+    *,
+    beta: float,
+    tail: bool | None,
+    of: Callable[[Row, Row, float], Tensor] = jensen_shannon,
+) -> Tensor:
     """The generalised JSD on a few tokens: with a tail bucket, renormalised (``tail=False``), or as they are (None)."""
     chosen = [[row[v] for v in sorted(support)] for row in (student, teacher)]
     if not support:
         return scalar(0.0)
     if tail is not None:
         chosen = [with_tail(row) if tail else renormalised(row) for row in chosen]
-    return jensen_shannon(chosen[0], chosen[1], beta)
+    return of(chosen[0], chosen[1], beta)
 
 
 def top_k_reverse_kl(student: Row, teacher: Row, support: Sequence[int], weights: str, *, normalised: bool) -> Tensor:
-    """sum over the set of w (log p_S - log p_T); w from the student, the teacher or uniform, normalised or raw."""
+    """sum over the set of w (log p_S - log p_T); w from the student, the teacher or uniform, normalised or raw.
+
+    The value is a constant; the gradient is sum of sg(w (log p_S - log p_T)) d log p_S.
+    """
     if not support:
         return scalar(0.0)
     logs = {"student": [student[v] for v in support], "teacher": [teacher[v] for v in support]}
     chosen = logs.get(weights, [scalar(0.0)] * len(support))
     w = [log_w.exp() for log_w in (log_softmax(chosen) if normalised else chosen)]
-    return total(w_v * (student[v] - teacher[v]) for w_v, v in zip(w, support, strict=True))
+    gaps = [(w_v * (student[v] - teacher[v])).detach() for w_v, v in zip(w, support, strict=True)]
+    scores = total(gap * student[v] for gap, v in zip(gaps, support, strict=True))
+    return scores - scores.detach() + total(gaps)
 
 
 def teacher_top_k_loss(

@@ -21,6 +21,11 @@ def estimate(x: Tensor, estimator: str) -> Tensor:
     raise ValueError(estimator)
 
 
+def log_ratios(log_probs: Rows, anchor: Rows) -> Rows:
+    """l - anchor at every token, the log of an importance weight."""
+    return [[new - old for new, old in zip(ls, os, strict=True)] for ls, os in zip(log_probs, anchor, strict=True)]
+
+
 def kl(
     log_probs: Rows,
     ref_log_probs: Rows,
@@ -30,37 +35,37 @@ def kl(
     input_clamp: float | None = None,
     output_clamp: float | None = None,
     straight_through: bool = False,
-    importance: Rows | None = None,
+    log_weights: Rows | None = None,
+    log_weight_clamp: float | None = None,
+    weight_before_clamp: bool = True,
     detach_weight_where_clamped: bool = False,
 ) -> Rows:
-    """w k(clamp(x)), clamped; the KL of every token.
+    """w k(clamp(x)), clamped; the KL of every token. low_var_kl is k3 with clamps at 20 and 10.
 
     Args:
         straight_through: the value as it is, the gradient of k2 of the unclamped x.
-        importance: the policy that the live weight w = exp(l - importance) divides by; w = 1 when absent.
+        log_weights: log of the live weight w of every token; w = 1 when absent.
+        weight_before_clamp: the output clamp applies to w k, otherwise to k.
         detach_weight_where_clamped: the weight is constant where the input clamp bites.
     """
 
+    def weight(i: int, t: int, x: Tensor) -> Tensor:
+        if log_weights is None:
+            return scalar(1.0)
+        found = clamp_log(log_weights[i][t], log_weight_clamp).exp()
+        bites = detach_weight_where_clamped and input_clamp is not None and bool(x.abs() > input_clamp)
+        return found.detach() if bites else found
+
     def term(i: int, t: int) -> Tensor:
         x = log_probs[i][t] - ref_log_probs[i][t]
-        value = estimate(clamp_log(x, input_clamp), estimator)
-        if importance is not None:
-            weight = (log_probs[i][t] - importance[i][t]).exp()
-            bites = detach_weight_where_clamped and input_clamp is not None and bool(x.abs() > input_clamp)
-            value = (weight.detach() if bites else weight) * value
-        value = clamp_log(value, output_clamp)
+        value, w = estimate(clamp_log(x, input_clamp), estimator), weight(i, t, x)
+        value = clamp_log(w * value, output_clamp) if weight_before_clamp else w * clamp_log(value, output_clamp)
         if straight_through:
             gradient_of = x**2 / 2
             return gradient_of - gradient_of.detach() + value.detach()
         return value
 
     return per_token(mask, term)
-
-
-def low_var_kl(log_probs: Rows, ref_log_probs: Rows, mask: Mask, importance: Rows | None = None) -> Rows:
-    """k3 with its input clamped to +-20 and its output to +-10."""
-    clamps = {"input_clamp": 20.0, "output_clamp": 10.0}
-    return kl(log_probs, ref_log_probs, mask, estimator="k3", importance=importance, **clamps)
 
 
 def adaptive_coefficient(coef: float, observed: float, target: float, samples: int, horizon: int) -> float:

@@ -86,7 +86,7 @@ def kl_losses(vector: Vector, log_probs: Rows, mask: list[list[bool]], params: A
         input_clamp=params["in_clamp"],
         output_clamp=params["out_clamp"],
         straight_through=bool(params.get("straight_through")),
-        importance=importance,
+        log_weights=None if importance is None else kl.log_ratios(log_probs, importance),
         detach_weight_where_clamped=vector.system == "nemorl",
     )
 
