@@ -14,8 +14,10 @@ from torch import Tensor
 
 from rollout_contract.schemas import (
     BootstrappedGAEBatch,
+    OPDBatch,
     OTBBatch,
     ReMaxBatch,
+    ReverseKLBatch,
     RewardComponentsBatch,
     RoleRewardBatch,
 )
@@ -26,7 +28,9 @@ Numbers = list[list[float]]
 REWARDS = ("binary", "real", "equal", "large")
 
 
-class EveryInput(BootstrappedGAEBatch, ReMaxBatch, OTBBatch, RewardComponentsBatch, RoleRewardBatch):
+class EveryInput(
+    BootstrappedGAEBatch, ReMaxBatch, OTBBatch, RewardComponentsBatch, RoleRewardBatch, OPDBatch, ReverseKLBatch
+):
     """What any estimator reads."""
 
 
@@ -69,6 +73,8 @@ class Case:
             "values": packed(self.values),
             "old_log_probs": packed(self.log_probs),
             "sum_pi_squared": packed(self.sum_pi_squared),
+            "teacher_log_probs": packed(self.log_probs) * 1.5,
+            "reverse_kl": packed(self.values) * 0.5,
         }
         with settings(level="structure"):
             return EveryInput(**(fields | changes))

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from rollout_contract import errors
+from rollout_contract import distillation, errors
 from rollout_contract.advantages import ESTIMATORS, AdvantagesAndReturns, RoleAdvantages, RoleBaselines, whiten
 from rollout_contract.schema.batch import RolloutBatch
 from tests.advantages.batches import Case, EveryInput, make_case, over_cases
 
 ARGUMENTS: dict[str, dict[str, Any]] = {"role_conditioned": {"baselines": RoleBaselines.of({"judge": 0.5})}}
 NAMES = sorted(ESTIMATORS)
-PER_TOKEN = ["token_rewards", "values", "old_log_probs", "sum_pi_squared"]
+assert distillation.opd_advantages.__name__ in NAMES
+PER_TOKEN = ["token_rewards", "values", "old_log_probs", "sum_pi_squared", "teacher_log_probs", "reverse_kl"]
 PER_SAMPLE = ["rewards", "reward_components", "reward_baselines", "final_values"]
 GARBAGE = [float("nan"), float("inf"), float("-inf"), 1e30]
 
