@@ -1,0 +1,14 @@
+"""A function reads the fields of the schema that it names, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rollout_contract.check.failure import failure
+from rollout_contract.check.probe import Finding, Probe
+
+
+def find(probe: Probe) -> Iterator[Finding]:
+    found = failure(probe)
+    if found is not None and found.rule == "missing-field":
+        yield found.finding
