@@ -13,8 +13,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
+from rollout_contract.kernels.precision import widest
 from rollout_contract.kernels.segments import segment_count
 from rollout_contract.layout import Layout
+from rollout_contract.schema.graph import ordinary_tensors
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -72,19 +74,20 @@ def step_weights(
     layout: Layout,
     loss_mask: Tensor,
     aggregation: Aggregation,
-    dtype: torch.dtype,
     group: ProcessGroup | None = None,
 ) -> Tensor:
     """[tokens] fixed weights of a whole step; exactly 0 where the mask is off.
+
+    In float64, so that they cost no digits; a loss converts them to the dtype of its log-probs.
 
     Args:
         layout: lengths and groups of the step on this rank.
         loss_mask: [tokens] bool.
         aggregation: the mode.
-        dtype: float32 or float64.
         group: ranks that hold the rest of the step. A group of samples may be spread over them.
     """
-    with torch.no_grad():
+    with ordinary_tensors(), torch.no_grad():
+        dtype = widest(loss_mask.device)
         mask = loss_mask.to(dtype)
         per_sample = _per_sample(layout, loss_mask, aggregation, dtype, group)
         return mask * layout.expand(per_sample * aggregation.scale)

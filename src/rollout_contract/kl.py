@@ -118,7 +118,7 @@ class K1(SampledKL):
             "k1 as a loss trains nothing: its gradient has expectation zero. Use K2() or UnbiasedKL(), or put k1 into "
             "the reward (rollout_contract.kl_reward)"
         )
-        warnings.warn(message, UserWarning, stacklevel=3)
+        warnings.warn(message, UserWarning, stacklevel=4)
         return super().terms(batch)
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from rollout_contract.kernels.precision import widened
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
@@ -89,21 +91,20 @@ def _kept(values: Tensor, mask: Tensor, fill: float = 0.0) -> Tensor:
     return values.detach().where(mask, fill)
 
 
-def _parts(*sums: Tensor) -> Tensor:
+def parts(*sums: Tensor) -> Tensor:
     """Partial sums in float64: in float32 a count of tokens stops growing at 2^24."""
-    dtype = torch.float32 if sums[0].device.type == "mps" else torch.float64
-    return torch.stack([part.to(dtype) for part in sums])
+    return torch.stack([widened(part) for part in sums])
 
 
 def mean(values: Tensor, mask: Tensor) -> Metric:
     """Mean of ``values`` where ``mask`` is True; 0 for none."""
     kept = _kept(values, mask)
-    return Metric("mean", _parts(kept.sum(), mask.sum()))
+    return Metric("mean", parts(kept.sum(), mask.sum()))
 
 
 def fraction(hits: Tensor, mask: Tensor) -> Metric:
     """Share of the masked-in positions at which the bool tensor ``hits`` is True."""
-    return Metric("mean", _parts((hits & mask).sum(), mask.sum()))
+    return Metric("mean", parts((hits & mask).sum(), mask.sum()))
 
 
 def total(values: Tensor, mask: Tensor) -> Metric:
@@ -134,13 +135,13 @@ def exp_mean(values: Tensor, mask: Tensor) -> Metric:
 def std(values: Tensor, mask: Tensor) -> Metric:
     """Population standard deviation of ``values`` where ``mask`` is True."""
     kept = _kept(values, mask)
-    return Metric("std", _parts(kept.sum(), kept.square().sum(), mask.sum()))
+    return Metric("std", parts(kept.sum(), kept.square().sum(), mask.sum()))
 
 
 def effective_fraction(weights: Tensor, mask: Tensor) -> Metric:
     """Effective sample size of importance weights as a fraction of their number: (sum w)^2 / (n sum w^2)."""
     kept = _kept(weights, mask)
-    return Metric("effective_fraction", _parts(kept.sum(), kept.square().sum(), mask.sum()))
+    return Metric("effective_fraction", parts(kept.sum(), kept.square().sum(), mask.sum()))
 
 
 class Metrics(Mapping[str, Metric]):

@@ -12,6 +12,7 @@ from torch import Tensor
 from rollout_contract import metrics
 from rollout_contract.kernels import importance, kl
 from rollout_contract.kernels import mismatch as kernels
+from rollout_contract.kernels.precision import widened
 from rollout_contract.losses.inputs import read, require
 from rollout_contract.metrics import Metric, Metrics
 from rollout_contract.schema.batch import RolloutBatch
@@ -44,7 +45,7 @@ def mismatch_metrics(batch: TISBatch, *, high: float = 2.0, low: float | None = 
             when absent.
     """
     require(batch, TISBatch, "mismatch_metrics")
-    trainer, rollout = precise(read(batch, "old_log_probs")), precise(read(batch, "rollout_log_probs"))
+    trainer, rollout = widened(read(batch, "old_log_probs")), widened(read(batch, "rollout_log_probs"))
     x, mask = trainer - rollout, batch.loss_mask
     found = _token_metrics(trainer, rollout, x, mask)
     found |= ratio_metrics(x, mask, 1 / high if low is None else low, high)
@@ -56,11 +57,6 @@ def samples_with(batch: RolloutBatch, hits: Tensor) -> Tensor:
     """[batch] bool: the samples with a trained token at which ``hits`` [tokens] is True."""
     mask: Tensor = batch.loss_mask
     return importance.sequence_any(hits, mask, batch.layout.sample_ids(mask.device), batch.layout.num_samples)
-
-
-def precise(values: Tensor) -> Tensor:
-    """float64, in which e^600 is a number; Apple's GPUs have none and keep float32."""
-    return values if values.device.type == "mps" else values.to(torch.float64)
 
 
 def saturated(exponents: Tensor) -> Tensor:

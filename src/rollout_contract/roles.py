@@ -53,6 +53,10 @@ class Upcast:
     """
 
 
+class AllowNaN:
+    """Marks a field in which NaN says that there is no value, such as a reward that could not be computed."""
+
+
 class Unbound:
     """The default of a field that gets its value after the build, by ``bind`` or by a step of the life cycle."""
 

@@ -15,7 +15,7 @@ from typing import Annotated
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rollout_contract.roles import AnyDevice, Fixed, PerSample, Trainable, unbound
+from rollout_contract.roles import AllowNaN, AnyDevice, Fixed, PerSample, Trainable, unbound
 from rollout_contract.schema.batch import RolloutBatch
 
 
@@ -151,9 +151,9 @@ class EntropyMaskBatch(PolicyBatch, ObservedEntropyBatch):
 
 
 class RewardBatch(RolloutBatch):
-    """One reward per sample."""
+    """One reward per sample; NaN for a sample that could not be scored, which estimators leave out."""
 
-    rewards: Fixed[Float[Tensor, "batch"]]
+    rewards: Fixed[Annotated[Float[Tensor, "batch"], AllowNaN]]
 
 
 class PositiveBatch(LiveBatch):
@@ -205,7 +205,7 @@ class OTBBatch(Scored, TokenRewardBatch):
 class RewardComponentsBatch(RolloutBatch):
     """Several rewards per sample, such as correctness, format and length (see ``gdpo``)."""
 
-    reward_components: Fixed[Float[Tensor, "batch components"]]
+    reward_components: Fixed[Annotated[Float[Tensor, "batch components"], AllowNaN]]
 
 
 class RoleRewardBatch(RewardBatch):

@@ -218,7 +218,7 @@ class Case:
         """The step with the record's aggregation: a mode of the library, and the record's own epsilons and counts."""
         spec = self.params["aggregation"] if spec is None else spec
         factors = self._epsilon_factors(spec) * self._token_weights()
-        weights = step_weights(self.layout, step.loss_mask, self._aggregation(spec, step.loss_mask), torch.float64)
+        weights = step_weights(self.layout, step.loss_mask, self._aggregation(spec, step.loss_mask))
         return step.extend(type(step), loss_weights=weights * factors)
 
     def _aggregation(self, spec: dict[str, Any], mask: Tensor) -> Aggregation:

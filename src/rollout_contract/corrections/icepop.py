@@ -9,9 +9,10 @@ from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 from rollout_contract.corrections.correction import Correction
 from rollout_contract.corrections.rule import CorrectionRule, log_ratio
 from rollout_contract.kernels import importance
+from rollout_contract.kernels.precision import widened
 from rollout_contract.kernels.ratio import bounded
 from rollout_contract.metrics import Metrics
-from rollout_contract.mismatch import precise, ratio_metrics
+from rollout_contract.mismatch import ratio_metrics
 from rollout_contract.schemas import TISBatch
 
 
@@ -41,5 +42,5 @@ class IcePop(CorrectionRule):
     def __call__(self, batch: TISBatch, /) -> Correction:
         x = log_ratio(batch, self)
         weights = importance.zeroed_outside(bounded(x, self.log_ratio_bound).exp(), self.low, self.high)
-        metrics = Metrics(ratio_metrics(precise(x), batch.loss_mask, self.low, self.high))
+        metrics = Metrics(ratio_metrics(widened(x), batch.loss_mask, self.low, self.high))
         return Correction(batch, weights=weights, metrics=metrics.prefixed("icepop"))

@@ -8,8 +8,8 @@ from rollout_contract import metrics
 from rollout_contract.corrections.correction import Correction
 from rollout_contract.corrections.rule import CorrectionRule, log_ratio
 from rollout_contract.kernels import importance
+from rollout_contract.kernels.precision import widened
 from rollout_contract.metrics import Metrics
-from rollout_contract.mismatch import precise
 from rollout_contract.schemas import TISBatch
 
 
@@ -29,7 +29,7 @@ class M2PO(CorrectionRule):
     threshold: PositiveFloat = 0.04
 
     def __call__(self, batch: TISBatch, /) -> Correction:
-        x = precise(log_ratio(batch, self))
+        x = widened(log_ratio(batch, self))
         kept = importance.second_moment_mask(x, batch.loss_mask, self.threshold)
         found = {
             "second_moment": metrics.mean(x.square(), batch.loss_mask),

@@ -13,8 +13,9 @@ from rollout_contract import metrics
 from rollout_contract.corrections.correction import Correction
 from rollout_contract.corrections.rule import CorrectionRule, log_ratio
 from rollout_contract.kernels import importance, kl
+from rollout_contract.kernels.precision import widened
 from rollout_contract.metrics import Metrics
-from rollout_contract.mismatch import precise, samples_with, saturated
+from rollout_contract.mismatch import samples_with, saturated
 from rollout_contract.schemas import TISBatch
 
 Statistic: TypeAlias = Literal["ratio", "k1", "k2", "k3", "reverse_k3"]
@@ -97,7 +98,7 @@ class Reject(CorrectionRule):
         return self._to_tokens(batch, verdict.high | verdict.low)
 
     def _verdict(self, batch: TISBatch) -> Verdict:
-        x = saturated(precise(log_ratio(batch, self)))
+        x = saturated(widened(log_ratio(batch, self)))
         if self.log_ratio_bound is not None:
             x = x.clamp(-self.log_ratio_bound, self.log_ratio_bound)
         per_token, mask = _STATISTICS[self.statistic](x), batch.loss_mask

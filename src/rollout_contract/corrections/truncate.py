@@ -10,9 +10,10 @@ from rollout_contract.corrections.correction import Correction
 from rollout_contract.corrections.reject import Reject
 from rollout_contract.corrections.rule import CorrectionRule, Level, at_level, log_ratio, to_tokens
 from rollout_contract.kernels import importance
+from rollout_contract.kernels.precision import widened
 from rollout_contract.kernels.ratio import bounded
 from rollout_contract.metrics import Metrics
-from rollout_contract.mismatch import precise, ratio_metrics
+from rollout_contract.mismatch import ratio_metrics
 from rollout_contract.schemas import TISBatch
 
 
@@ -52,5 +53,5 @@ class Truncate(CorrectionRule):
         weights = to_tokens(batch, importance.truncated(ratio, self.low, self.high), self.level)
         if self.only is not None:
             weights = weights.where(self.only.rejected(batch), to_tokens(batch, ratio, self.level))
-        metrics = Metrics(ratio_metrics(precise(found), present, self.low, self.high))
+        metrics = Metrics(ratio_metrics(widened(found), present, self.low, self.high))
         return Correction(batch, weights=weights, metrics=metrics.prefixed("truncate"))

@@ -17,7 +17,9 @@ def segment_sum(
     return values.new_zeros(num_segments).index_add(0, ids, values)
 
 
-def segment_count(mask: Bool[Tensor, "tokens"], ids: Int[Tensor, "tokens"], num_segments: int) -> Int[Tensor, "segments"]:
+def segment_count(
+    mask: Bool[Tensor, "tokens"], ids: Int[Tensor, "tokens"], num_segments: int
+) -> Int[Tensor, "segments"]:
     """Number of True entries per segment."""
     counts = ids.new_zeros(num_segments)
     return counts.index_add(0, ids, mask.to(ids.dtype))

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from rollout_contract import metrics
 from rollout_contract.losses.inputs import read, require
-from rollout_contract.losses.loss import Loss, weighted_sum
-from rollout_contract.metrics import Metric, Metrics
+from rollout_contract.losses.loss import Loss
+from rollout_contract.losses.term import Terms, token_loss
+from rollout_contract.metrics import Metrics
 from rollout_contract.schemas import EntropyBatch, ObservedEntropyBatch
+
+
+class _Entropy:
+    """The entropy itself, as a term."""
+
+    def terms(self, batch: EntropyBatch, /) -> Terms:
+        entropy = read(batch, "entropy")
+        return Terms(entropy, Metrics({"entropy": metrics.mean(entropy, batch.loss_mask)}))
 
 
 def entropy_bonus(batch: EntropyBatch) -> Loss:
@@ -23,11 +32,7 @@ def entropy_bonus(batch: EntropyBatch) -> Loss:
     Raises:
         MissingFieldError: the batch is not weighted, or ``entropy`` is not bound.
     """
-    require(batch, EntropyBatch, "entropy_bonus")
-    entropy = read(batch, "entropy")
-    bonus = weighted_sum(batch, entropy, {"entropy": metrics.mean(entropy, batch.loss_mask)})
-    reported = Metrics({"entropy_bonus": Metric("sum", bonus.value.detach().reshape(1))})
-    return Loss(bonus.value, bonus.metrics.merge(reported), bonus.has_correction, bonus.used_correction)
+    return token_loss("entropy_bonus", batch, _Entropy(), "ignores")
 
 
 def entropy_metrics(batch: ObservedEntropyBatch) -> Metrics:

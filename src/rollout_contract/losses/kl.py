@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
-
-from rollout_contract import metrics
-from rollout_contract.losses.inputs import require
-from rollout_contract.losses.loss import Loss, weighted_sum
-from rollout_contract.metrics import Metrics
-from rollout_contract.objectives.base import Terms
-from rollout_contract.schema.batch import RolloutBatch
-
-BatchT = TypeVar("BatchT", bound=RolloutBatch)
-BatchT_contra = TypeVar("BatchT_contra", bound=RolloutBatch, contravariant=True)
+from rollout_contract.losses.loss import Loss
+from rollout_contract.losses.term import BatchT, TokenTerm, token_loss
 
 
-class KLTerm(Protocol[BatchT_contra]):
-    """What ``kl_loss`` takes: an estimator of ``rollout_contract.kl``, or an object of your own with these members."""
-
-    @property
-    def reads(self) -> type[RolloutBatch]: ...
-
-    def terms(self, batch: BatchT_contra, /) -> Terms: ...
-
-
-def kl_loss(batch: BatchT, estimator: KLTerm[BatchT]) -> Loss:
+def kl_loss(batch: BatchT, estimator: TokenTerm[BatchT]) -> Loss:
     """The weighted sum of a KL term per token, to be multiplied by a coefficient and added to the policy loss.
 
     A correction's importance weights are not applied: they belong to the policy gradient of the sampled token. Its mask
@@ -45,8 +27,4 @@ def kl_loss(batch: BatchT, estimator: KLTerm[BatchT]) -> Loss:
     Warns:
         UserWarning: K1 as a loss, whose gradient has expectation zero.
     """
-    require(batch, estimator.reads, "kl_loss")
-    terms = estimator.terms(batch)
-    loss = weighted_sum(batch, terms.loss, terms.metrics)
-    reported = Metrics({"kl_loss": metrics.Metric("sum", loss.value.detach().reshape(1))})
-    return Loss(loss.value, loss.metrics.merge(reported), loss.has_correction, loss.used_correction)
+    return token_loss("kl_loss", batch, estimator, "ignores")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,6 +13,14 @@ from rollout_contract.errors import Violation, violation_error
 from rollout_contract.losses.inputs import read
 from rollout_contract.metrics import Metric, Metrics
 from rollout_contract.schema.batch import RolloutBatch
+
+Consumption: TypeAlias = Literal["multiplies", "inside", "ignores", "refuses"]
+"""What a term does with importance weights of the batch.
+
+``multiplies``: each token's loss is multiplied by its weight. ``inside``: the term uses them in its own formula.
+``ignores``: it is a term beside the policy gradient, as a KL is, and leaves them to that.
+``refuses``: its ratio is already taken against the policy that made the rollouts, so a weight would count it twice.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,22 +77,20 @@ class Loss:
 def weighted_sum(
     batch: RolloutBatch,
     terms: Tensor,
-    metrics: Mapping[str, Metric],
-    *,
-    corrects: bool = False,
-    corrected: bool = False,
+    metrics: Mapping[str, Metric] | None = None,
+    correction: Consumption = "ignores",
 ) -> Loss:
-    """The loss of per-token terms: the sum of weight times term.
+    """The loss of one number per token: the sum of weight x number. For loss functions of your own.
 
     Args:
-        batch: gives the weights of the loss and, if ``corrects``, the importance weights.
-        terms: [tokens]; finite also where the mask is off.
+        batch: gives the weights of the loss and, for ``multiplies``, the importance weights.
+        terms: [tokens], made from what ``read`` gave; finite also where the mask is off.
         metrics: of this loss.
-        corrects: multiply by the batch's correction weights, when it has some.
-        corrected: the terms hold the correction weights already.
+        correction: what the terms do with importance weights.
     """
     weights = read(batch, "loss_weights", like=terms)
     has_correction = batch.has("correction_weights")
-    if corrects and has_correction:
+    if correction == "multiplies" and has_correction:
         weights = weights * read(batch, "correction_weights", like=terms)
-    return Loss((weights * terms).sum(), Metrics(metrics), has_correction, has_correction and (corrects or corrected))
+    used = has_correction and correction in ("multiplies", "inside")
+    return Loss((weights * terms).sum(), Metrics(metrics), has_correction, used)

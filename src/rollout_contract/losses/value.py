@@ -11,10 +11,10 @@ from torch import Tensor
 
 from rollout_contract import metrics
 from rollout_contract.kernels.value import clip_values, value_error
-from rollout_contract.losses.inputs import read, require
-from rollout_contract.losses.loss import Loss, weighted_sum
-from rollout_contract.metrics import Metric, Metrics
-from rollout_contract.objectives.base import Terms
+from rollout_contract.losses.inputs import read
+from rollout_contract.losses.loss import Loss
+from rollout_contract.losses.term import Terms, token_loss
+from rollout_contract.metrics import Metrics
 from rollout_contract.schemas import ValueBatch
 
 
@@ -90,8 +90,4 @@ def value_loss(batch: ValueBatch, error: CriticError = PLAIN_ERROR) -> Loss:
         MissingFieldError: the batch is not weighted or bound, or lacks a field.
         LiveGraphError, MutatedError: a fixed field was edited after it was validated.
     """
-    require(batch, ValueBatch, "value_loss")
-    terms = error.terms(batch)
-    loss = weighted_sum(batch, terms.loss, terms.metrics)
-    reported = Metrics({"value_loss": Metric("sum", loss.value.detach().reshape(1))})
-    return Loss(loss.value, loss.metrics.merge(reported), loss.has_correction, loss.used_correction)
+    return token_loss("value_loss", batch, error, "ignores")

@@ -1,7 +1,6 @@
 """Policy objectives: what ``policy_loss`` minimises. One frozen configuration class each; see :mod:`registry`."""
 
 from rollout_contract.objectives.base import Objective as Objective
-from rollout_contract.objectives.base import PolicyObjective as PolicyObjective
 from rollout_contract.objectives.base import Terms as Terms
 from rollout_contract.objectives.cispo import CISPO as CISPO
 from rollout_contract.objectives.cispo import RolloutCISPO as RolloutCISPO

@@ -4,28 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
-from torch import Tensor
 
-from rollout_contract.metrics import Metrics
+from rollout_contract.losses.loss import Consumption as Consumption
+from rollout_contract.losses.term import Terms as Terms
 from rollout_contract.schema.batch import RolloutBatch
-
-Consumption: TypeAlias = Literal["multiplies", "inside", "ignores", "refuses"]
-"""What an objective does with importance weights of the batch.
-
-``multiplies``: each token's loss is multiplied by its weight. ``inside``: the objective uses them in its own formula.
-``ignores``: it is a term beside the policy gradient, as a KL is, and leaves them to that.
-``refuses``: its ratio is already taken against the policy that made the rollouts, so a weight would count it twice.
-"""
-
-
-class Terms(NamedTuple):
-    """An objective's loss per token, before any weight, and its metrics."""
-
-    loss: Tensor
-    metrics: Metrics
 
 
 class Objective(BaseModel, ABC):
@@ -54,21 +39,3 @@ class Objective(BaseModel, ABC):
     @abstractmethod
     def terms(self, batch: Any, /) -> Terms:
         """The loss of every token: [tokens], finite everywhere, whatever it is at masked-out tokens."""
-
-
-BatchT_contra = TypeVar("BatchT_contra", bound=RolloutBatch, contravariant=True)
-
-
-class PolicyObjective(Protocol[BatchT_contra]):
-    """What ``policy_loss`` takes: any :class:`Objective`, or an object of your own with these members.
-
-    The batch that ``terms`` accepts says what the objective reads; a type checker refuses a batch without it.
-    """
-
-    @property
-    def reads(self) -> type[RolloutBatch]: ...
-
-    @property
-    def correction(self) -> Consumption: ...
-
-    def terms(self, batch: BatchT_contra, /) -> Terms: ...

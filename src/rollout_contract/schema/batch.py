@@ -19,7 +19,8 @@ from rollout_contract.roles import Fixed, Metadata, PerSample, Role, unbound
 from rollout_contract.sampling import Sampling, sampling_violations
 from rollout_contract.schema import combine, report
 from rollout_contract.schema.build import build
-from rollout_contract.schema.plan import Plan, compile_plan
+from rollout_contract.schema.intake import is_absent
+from rollout_contract.schema.plan import Plan, compile_plan, describe
 from rollout_contract.schema.state import State, broken_seals
 from rollout_contract.settings import current_settings
 
@@ -188,22 +189,27 @@ class RolloutBatch(_Schema):
     def extend(self, schema: type[BatchT], **fields: Any) -> BatchT:
         """The same rows under a wider schema, with the fields that it adds. Only the new fields are checked."""
         self._verify()
-        lost = [name for name in self._state.values if name not in schema.__plan__]
-        hint = f"let {schema.__name__} inherit from {type(self).__name__}, or from the schemas that it combines"
-        raise_violations(
-            schema.__name__,
-            [
-                Violation(name, "schema", "a schema that keeps every field of the batch", f"no {name}", hint)
-                for name in lost
-            ],
-        )
-        known = [name for name in fields if self.has(name)]
-        hint = "fields are never replaced: build a new batch"
-        raise_violations(
-            schema.__name__,
-            [Violation(name, "frozen", "a field that is not set yet", "a second value", hint) for name in known],
-        )
+        raise_violations(schema.__name__, self._extension_violations(schema, fields))
+        if fields.get("sampling") is not None and self.has("sampling"):
+            fields["sampling"] = {**self.sampling, **fields["sampling"]}
         return _make(schema, build(schema.__name__, schema.__plan__, fields, self._state))
+
+    def _extension_violations(self, schema: type[RolloutBatch], fields: Mapping[str, Any]) -> Iterator[Violation]:
+        hint = f"let {schema.__name__} inherit from {type(self).__name__}, or from the schemas that it combines"
+        for name in self._state.values:
+            mine, theirs = self.__plan__[name], schema.__plan__.get(name)
+            if theirs is None or theirs.signature() != mine.signature():
+                found = f"no {name}" if theirs is None else describe(theirs)
+                yield Violation(name, "schema", f"a schema that keeps {describe(mine)}", found, hint)
+        hint = "fields are never replaced: build a new batch"
+        again = [name for name in fields if self.has(name) and name != "sampling"]
+        if isinstance(fields.get("sampling"), Mapping) and self.has("sampling"):
+            again += [f"sampling of {name}" for name in fields["sampling"] if name in self.sampling]
+        for name in again:
+            yield Violation(name, "frozen", "a field that is not set yet", "a second value", hint)
+        if self.has("aggregation") and fields.get("group_ids") is not None:
+            hint = "set the groups before weighted()"
+            yield Violation("group_ids", "rows", "groups that the weights know", "weights made without them", hint)
 
     def bind(self, **fields: Any) -> Self:
         """The batch with the outputs of this forward pass, such as ``log_probs``, in its unbound fields."""
@@ -212,6 +218,9 @@ class RolloutBatch(_Schema):
         wrong = [name for name in fields if name not in (*late, "sampling")]
         expected = f"a field that is bound after the build: {', '.join(late) or 'this schema has none'}"
         raise_violations(type(self).__name__, [Violation(name, "unknown", expected, name) for name in wrong])
+        nothing = [name for name, value in fields.items() if is_absent(value, self.layout)]
+        hint = "leave it out where there is nothing to bind"
+        raise_violations(type(self).__name__, [Violation(name, "missing", "a value", "None", hint) for name in nothing])
         if "sampling" in fields and self.has("sampling"):
             fields["sampling"] = {**self.sampling, **fields["sampling"]}
         return _make(type(self), build(type(self).__name__, self.__plan__, fields, self._state))
@@ -246,14 +255,10 @@ class RolloutBatch(_Schema):
             raise violation_error(type(self).__name__, late)
         if group is not None or scale != 1.0:
             spec = spec.model_copy(update={"is_local": group is None, "scale": spec.scale * scale})
-        weights = step_weights(self.layout, self._state.values["loss_mask"], spec, self._float_dtype(), group)
+        weights = step_weights(self.layout, self._state.values["loss_mask"], spec, group)
         kept = {n: v for n, v in self._state.values.items() if n not in ("loss_weights", "aggregation")}
         state = combine.replace(self.__plan__, self._state, kept | {"loss_weights": weights, "aggregation": spec})
         return _make(type(self), state)
-
-    def _float_dtype(self) -> torch.dtype:
-        floats = [v.dtype for v in self._state.values.values() if isinstance(v, Tensor) and v.is_floating_point()]
-        return torch.float64 if torch.float64 in floats else torch.float32
 
     # -- cutting and joining ---------------------------------------------------------------------------------------
 
@@ -291,6 +296,12 @@ class RolloutBatch(_Schema):
     @classmethod
     def concat(cls, batches: Sequence[Self]) -> Self:
         """The samples of all batches. A field that some of them lack, or metadata that differs, is an error."""
+        others = [(i, type(batch).__name__) for i, batch in enumerate(batches) if not isinstance(batch, cls)]
+        hint = f"extend({cls.__name__}) adds what is lacking"
+        raise_violations(
+            cls.__name__,
+            [Violation(f"batch {i}", "schema", f"a {cls.__name__}", f"a {name}", hint) for i, name in others],
+        )
         for batch in batches:
             batch._verify()
         return _make(cls, combine.concat(cls.__name__, cls.__plan__, [batch._state for batch in batches]))

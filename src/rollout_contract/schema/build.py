@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
@@ -16,13 +17,13 @@ from torch import Tensor
 from rollout_contract.errors import Violation, raise_violations
 from rollout_contract.layout import Layout
 from rollout_contract.roles import UNBOUND, Role
-from rollout_contract.schema.graph import cut_graph
+from rollout_contract.schema.graph import cut_graph, ordinary_tensors, pins_memory
 from rollout_contract.schema.intake import is_absent, take_in
 from rollout_contract.schema.missing import refuse_missing, resolve_missing
 from rollout_contract.schema.plan import HALF_PRECISION, FieldSpec, Plan, describe
 from rollout_contract.schema.shapes import shape_violations
 from rollout_contract.schema.state import LAYOUT_FIELDS, State, seal
-from rollout_contract.schema.values import value_violations
+from rollout_contract.schema.values import can_look, value_violations
 from rollout_contract.settings import Settings, current_settings
 
 _next_row_id = itertools.count()
@@ -39,6 +40,7 @@ class Draft:
     device: torch.device
     fresh: set[str]
     repairs: dict[str, Any]
+    is_part: bool
     missing: dict[str, list[int]] = field(default_factory=dict)
     violations: list[Violation] = field(default_factory=list)
 
@@ -57,26 +59,38 @@ def build(subject: str, plan: Plan, given: Mapping[str, Any], base: State | None
 
     With ``base``, its values are kept as they are (they have been checked and are sealed); only what is given is new.
     """
-    kept = {} if base is None else dict(base.values)
-    given = _defaults(plan, kept) | dict(given)
-    violations = [_unknown(name, plan) for name in given if name not in plan]
-    host, host_violations = _host_values(plan, given)
-    raise_violations(subject, [*violations, *host_violations])
-    if "row_ids" not in kept and "row_ids" not in host and "response_lengths" in host:
-        host["row_ids"] = tuple(itertools.islice(_next_row_id, len(host["response_lengths"])))
-    values = kept | host
-    raise_violations(subject, [_missing(plan["response_lengths"])] if "response_lengths" not in values else [])
-    layout = base.layout if base is not None else _make_layout(subject, values)
-    raise_violations(subject, _per_sample_violations(plan, host, layout))
-    tensors = {n: v for n, v in given.items() if plan[n].is_tensor and not is_absent(v, layout)}
-    device = base.device if base is not None else _common_device(plan, tensors)
-    repairs: dict[str, Any] = {} if base is None else dict(base.repairs)
-    draft = Draft(plan, current_settings(), values, layout, device, set(tensors), repairs)
+    draft, tensors = _start(subject, plan, given, base)
     _take_tensors(draft, tensors)
     _check(draft)
     raise_violations(subject, draft.violations)
-    sealed = seal(plan, draft.values)
-    return State(draft.values, layout, device, sealed, draft.repairs, base is not None and base.is_part)
+    return State(draft.values, draft.layout, draft.device, seal(plan, draft.values), draft.repairs, draft.is_part)
+
+
+def _start(subject: str, plan: Plan, given: Mapping[str, Any], base: State | None) -> tuple[Draft, Mapping[str, Any]]:
+    """Take in the host values, without which no tensor can be looked at; and the tensors that are to be taken in."""
+    kept = {} if base is None else dict(base.values)
+    unknown = [_unknown(name, plan) for name in given if name not in plan]
+    given = _defaults(plan, kept) | {name: value for name, value in given.items() if name in plan}
+    host, wrong = _host_values(plan, given)
+    values = kept | host
+    if "response_lengths" not in values and not wrong:
+        wrong.append(_missing(plan["response_lengths"]))
+    raise_violations(subject, [*unknown, *wrong] if wrong else ())
+    if "row_ids" not in values:
+        values["row_ids"] = tuple(itertools.islice(_next_row_id, len(values["response_lengths"])))
+    is_new = base is None or any(name in host for name in LAYOUT_FIELDS)
+    layout = _make_layout(subject, values) if base is None or is_new else base.layout
+    raise_violations(subject, _per_sample_violations(plan, host, layout))
+    tensors = {n: v for n, v in given.items() if plan[n].is_tensor and not is_absent(v, layout)}
+    raise_violations(subject, _needs_prompts(plan, tensors, layout))
+    device = base.device if base is not None else _common_device(plan, tensors)
+    # The number of groups may be another one now.
+    again = {name for name in kept if plan[name].is_tensor and plan[name].axis == "groups" and is_new}
+    repairs: dict[str, Any] = {} if base is None else dict(base.repairs)
+    is_part = base is not None and base.is_part
+    draft = Draft(plan, current_settings(), values, layout, device, {*tensors, *again}, repairs, is_part)
+    draft.violations += unknown
+    return draft, tensors
 
 
 # -- host values ---------------------------------------------------------------------------------------------------
@@ -90,8 +104,8 @@ def _host_values(plan: Plan, given: Mapping[str, Any]) -> tuple[dict[str, Any], 
     values: dict[str, Any] = {}
     violations: list[Violation] = []
     for name, value in given.items():
-        spec = plan.get(name)
-        if spec is None or spec.adapter is None:
+        spec = plan[name]
+        if spec.adapter is None:
             continue
         plain = value.tolist() if hasattr(value, "tolist") else value
         try:
@@ -110,6 +124,17 @@ def _per_sample_violations(plan: Plan, host: Mapping[str, Any], layout: Layout) 
         Violation(name, "length", expected, f"{len(value)} entries")
         for name, value in host.items()
         if plan[name].role is Role.PER_SAMPLE and len(value) != layout.num_samples
+    ]
+
+
+def _needs_prompts(plan: Plan, tensors: Iterable[str], layout: Layout) -> list[Violation]:
+    if layout.prompt_lengths is not None:
+        return []
+    hint = "pass prompt_lengths=[...]"
+    return [
+        Violation("prompt_lengths", "missing", f"prompt lengths, for the whole-sequence field {name}", "none", hint)
+        for name in tensors
+        if plan[name].axis == "sequence"
     ]
 
 
@@ -156,11 +181,7 @@ def _first_tensor(value: Any) -> Tensor | None:
 
 def _take_tensors(draft: Draft, tensors: Mapping[str, Any]) -> None:
     for spec in draft.specs(tensors):
-        # Fixed fields become ordinary tensors even under inference mode: the batch may outlive it.
-        if spec.role is Role.FIXED:
-            with torch.inference_mode(False):
-                _take_tensor(draft, spec, tensors[spec.name])
-        else:
+        with ordinary_tensors() if spec.role is Role.FIXED else nullcontext():
             _take_tensor(draft, spec, tensors[spec.name])
 
 
@@ -173,6 +194,9 @@ def _take_tensor(draft: Draft, spec: FieldSpec, value: Any) -> None:
     if spec.role is Role.FIXED:
         tensor, violation = cut_graph(spec, tensor, draft.settings)
         draft.violations += [] if violation is None else [violation]
+        if pins_memory(tensor):
+            draft.repairs[f"{spec.name}: copied out of a larger storage"] = tensor.numel()
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
     tensor = _convert(draft, spec, tensor)
     draft.values[spec.name] = tensor
     if intake.missing:
@@ -205,21 +229,21 @@ def _convert(draft: Draft, spec: FieldSpec, tensor: Tensor) -> Tensor:
 
 def _to_bool(draft: Draft, spec: FieldSpec, mask: Tensor) -> Tensor:
     """{0, 1} of any dtype to bool. Whether other values occur is looked at where looking costs no synchronisation."""
-    if draft.settings.level_on(mask.device) == "values" and not mask.is_meta:
+    if draft.settings.level_on(mask.device) == "values" and can_look(mask):
         wrong = (mask != 0) & (mask != 1)
         if bool(wrong.any()):
             index = int(wrong.flatten().nonzero()[0])
-            row = _row_of(draft.layout, spec, index, mask)
             hint = "weights other than 0 and 1 belong into a field of their own, for example loss_weights"
             found = f"{mask.flatten()[index].item()}"
-            draft.violations.append(Violation(spec.name, "mask", "0 and 1, or bool", found, hint, row=row))
+            place = _place_of(draft.layout, spec, index, mask)
+            draft.violations.append(Violation(spec.name, "mask", "0 and 1, or bool", found, hint, *place))
     return mask != 0
 
 
-def _row_of(layout: Layout, spec: FieldSpec, index: int, tensor: Tensor) -> int | None:
+def _place_of(layout: Layout, spec: FieldSpec, index: int, tensor: Tensor) -> tuple[int, int] | tuple[None, None]:
     if spec.axis != "tokens" or tensor.dim() != 1 or tensor.shape[0] != layout.num_tokens:
-        return None
-    return int(layout.sample_ids()[index])
+        return None, None
+    return int(layout.sample_ids()[index]), int(layout.positions()[index])
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -241,7 +265,8 @@ def _check(draft: Draft) -> None:
     if draft.violations:
         draft.violations += refuse_missing(draft)
         return
-    draft.violations += resolve_missing(draft)
+    with ordinary_tensors():
+        draft.violations += resolve_missing(draft)
     if draft.settings.level_on(draft.device) == "values" and not draft.violations:
         draft.violations += value_violations(specs, draft.values, draft.layout)
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from rollout_contract.aggregation import step_weights
 from rollout_contract.errors import Violation, raise_violations, violation_error
 from rollout_contract.layout import Layout
 from rollout_contract.roles import Role
+from rollout_contract.schema.graph import ordinary_tensors
+from rollout_contract.schema.narrowing import narrowed, narrowing_violations
 from rollout_contract.schema.plan import FieldSpec, Plan
 from rollout_contract.schema.state import LAYOUT_FIELDS, State, seal
 
@@ -30,21 +31,30 @@ def replace(plan: Plan, state: State, values: Mapping[str, Any]) -> State:
 # -- selecting -----------------------------------------------------------------------------------------------------
 
 
-def row_indices(subject: str, rows: Sequence[int] | Tensor, size: int) -> list[int]:
-    """Host indices from indices or from a bool mask; negative ones count from the end."""
-    plain: list[Any] = rows.tolist() if isinstance(rows, Tensor) else list(rows)
-    if plain and all(isinstance(row, bool) for row in plain):
-        if len(plain) != size:
-            wrong = Violation("rows", "length", f"a mask over {size} samples", f"{len(plain)} entries")
+def row_indices(subject: str, rows: Any, size: int) -> list[int]:
+    """Host indices from one index, from indices or from a bool mask; negative ones count from the end."""
+    plain = rows.tolist() if hasattr(rows, "tolist") else rows
+    entries = [_plain(row) for row in (plain if isinstance(plain, Iterable) else [plain])]
+    if entries and all(isinstance(row, bool) for row in entries):
+        if len(entries) != size:
+            wrong = Violation("rows", "length", f"a mask over {size} samples", f"{len(entries)} entries")
             raise violation_error(subject, wrong)
-        return [index for index, keep in enumerate(plain) if keep]
-    for row in plain:
+        return [index for index, keep in enumerate(entries) if keep]
+    for row in entries:
+        if isinstance(row, bool) or not isinstance(row, int):
+            wrong = Violation("rows", "rows", "indices of samples, or a bool mask over them", repr(row))
+            raise violation_error(subject, wrong)
         if not -size <= row < size:
             wrong = Violation("rows", "rows", f"an index below {size}", str(row))
             raise IndexError(str(violation_error(subject, wrong)))
-    return [int(row) % size for row in plain]
+    return [row % size for row in entries]
 
 
+def _plain(row: Any) -> Any:
+    return row.item() if hasattr(row, "item") else row
+
+
+@ordinary_tensors()
 def select(plan: Plan, state: State, rows: Sequence[int]) -> State:
     """The state of these samples, in this order."""
     layout = state.layout.select(rows)
@@ -74,10 +84,10 @@ def _groups_of(new: Layout, old: Layout, rows: Sequence[int]) -> tuple[int, ...]
 def _take(tensor: Tensor, spans: list[tuple[int, int]]) -> Tensor:
     """A view when the spans are adjacent, a copy otherwise."""
     if not spans:
-        return tensor[:0]
+        return tensor.narrow(0, 0, 0)
     if all(left[1] == right[0] for left, right in pairwise(spans)):
-        return tensor[spans[0][0] : spans[-1][1]]
-    return torch.cat([tensor[start:end] for start, end in spans])
+        return tensor.narrow(0, spans[0][0], spans[-1][1] - spans[0][0])
+    return torch.cat([tensor.narrow(0, start, end - start) for start, end in spans])
 
 
 def cuts(subject: str, layout: Layout, samples: int | None, max_tokens: int | None) -> Iterator[tuple[int, int]]:
@@ -115,11 +125,12 @@ def _cuts_by_tokens(subject: str, lengths: Sequence[int], max_tokens: int) -> li
 # -- joining -------------------------------------------------------------------------------------------------------
 
 
+@ordinary_tensors()
 def concat(subject: str, plan: Plan, states: Sequence[State]) -> State:
     """All samples of all states; all of them have a field, or none."""
     if not states:
         raise violation_error(subject, Violation("batches", "missing", "at least one batch", "none"))
-    raise_violations(subject, _uneven(plan, states))
+    raise_violations(subject, _conflicts(plan, states))
     names = [name for name in plan if name in states[0].values]
     values = {name: _join(plan[name], [state.values[name] for state in states]) for name in names}
     layout = Layout(**{name: values[name] for name in LAYOUT_FIELDS if name in values})
@@ -134,26 +145,56 @@ def concat(subject: str, plan: Plan, states: Sequence[State]) -> State:
     return State(values, layout, states[0].device, seal(plan, values), repairs, is_part)
 
 
-def _uneven(plan: Plan, states: Sequence[State]) -> Iterator[Violation]:
+def _conflicts(plan: Plan, states: Sequence[State]) -> Iterator[Violation]:
     first = states[0]
+    lost = dict.fromkeys(name for state in states for name in state.values if name not in plan)
+    hint = "call concat of the schema that the batches have"
+    yield from (Violation(name, "schema", "a schema that keeps every field", f"no {name}", hint) for name in lost)
     for name, spec in plan.items():
-        holders = [index for index, state in enumerate(states) if name in state.values]
-        if holders and len(holders) < len(states):
-            lacking = [index for index in range(len(states)) if index not in holders]
+        lacking = [index for index, state in enumerate(states) if name not in state.values]
+        if lacking and len(lacking) < len(states):
             hint = "give the field to every batch, or to none"
             yield Violation(name, "missing", "the field in all batches or none", f"none in batches {lacking}", hint)
-        elif holders and spec.role is Role.METADATA and any(s.values[name] != first.values[name] for s in states):
-            different = [repr(state.values[name]) for state in states]
-            yield Violation(name, "metadata", "equal metadata in all batches", " and ".join(dict.fromkeys(different)))
+        elif not lacking and spec.is_tensor:
+            yield from _misfits(spec, [state.values[name] for state in states])
+        elif not lacking and spec.role is Role.METADATA:
+            values = [state.values[name] for state in states]
+            if not all(_equal(values[0], value) for value in values[1:]):
+                found = " and ".join(dict.fromkeys(map(repr, values)))
+                yield Violation(name, "metadata", "equal metadata in all batches", found)
     for index, state in enumerate(states):
         if state.device != first.device:
             yield Violation(f"batch {index}", "device", f"{first.device}, as batch 0", str(state.device), "use to()")
+    full = [state for state in states if state.layout.num_samples]
+    if "aggregation" in first.values and len(full) > 1 and not all(state.is_part for state in full):
+        hint = "call concat() first, then weighted()"
+        found = "whole steps, each with weights of its own"
+        yield Violation("loss_weights", "rows", "parts of one weighted step", found, hint)
+
+
+def _misfits(spec: FieldSpec, tensors: Sequence[Tensor]) -> Iterator[Violation]:
+    """Tensors that cannot be joined with the first one that has entries."""
+    full = {index: tensor for index, tensor in enumerate(tensors) if tensor.shape[0]}
+    first = next(iter(full), 0)
+    like = tensors[first]
+    for index, tensor in full.items():
+        place = f"as in batch {first}"
+        if tensor.shape[1:] != like.shape[1:]:
+            expected = f"trailing dimensions {list(like.shape[1:])}, {place}"
+            yield Violation(spec.name, "shape", expected, f"{list(tensor.shape[1:])} in batch {index}")
+        if tensor.dtype != like.dtype:
+            yield Violation(spec.name, "dtype", f"{like.dtype}, {place}", f"{tensor.dtype} in batch {index}")
+        if spec.any_device and tensor.device != like.device:
+            yield Violation(spec.name, "device", f"{like.device}, {place}", f"{tensor.device} in batch {index}")
 
 
 def _join(spec: FieldSpec, values: Sequence[Any]) -> Any:
     if spec.role is Role.PER_SAMPLE:
         return tuple(item for value in values for item in value)
-    return torch.cat(list(values)) if spec.is_tensor else values[0]
+    if not spec.is_tensor:
+        return values[0]
+    full = [value for value in values if value.shape[0]]
+    return torch.cat(full) if full else values[0]
 
 
 def _join_groups(subject: str, name: str, states: Sequence[State], layout: Layout) -> Tensor:
@@ -174,7 +215,7 @@ def merged_fields(subject: str, mine: State, theirs: State) -> dict[str, Any]:
         hint = "select() the rows of one into the order of the other, or give both the same row_ids when they are built"
         different = Violation("row_ids", "rows", _short(mine.values["row_ids"]), _short(theirs.values["row_ids"]), hint)
         raise violation_error(subject, different)
-    shared = [name for name in theirs.values if name in mine.values]
+    shared = [name for name in theirs.values if name in mine.values and name != "sampling"]
     raise_violations(
         subject,
         [
@@ -183,7 +224,7 @@ def merged_fields(subject: str, mine: State, theirs: State) -> dict[str, Any]:
             if not _equal(mine.values[name], theirs.values[name])
         ],
     )
-    return {name: value for name, value in theirs.values.items() if name not in mine.values}
+    return {name: value for name, value in theirs.values.items() if name not in shared}
 
 
 def _short(ids: Sequence[int]) -> str:
@@ -192,26 +233,35 @@ def _short(ids: Sequence[int]) -> str:
 
 
 def _equal(mine: Any, theirs: Any) -> bool:
+    """NaN equals itself: a batch that is merged with its own copy is no conflict."""
+    return _close(mine, theirs, 0.0, 0.0)
+
+
+def _close(mine: Any, theirs: Any, rtol: float, atol: float) -> bool:
     if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
-        # NaN at a masked place equals itself: a batch that is merged with its own copy is no conflict.
-        return mine.shape == theirs.shape and torch.allclose(mine, theirs.to(mine.device), 0.0, 0.0, equal_nan=True)
-    return bool(mine == theirs)
+        dtype = torch.promote_types(mine.dtype, theirs.dtype)
+        theirs = theirs.to(mine.device, dtype)
+        return mine.shape == theirs.shape and torch.allclose(mine.to(dtype), theirs, rtol, atol, equal_nan=True)
+    if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+        return mine.keys() == theirs.keys() and all(_equal(value, theirs[key]) for key, value in mine.items())
+    if isinstance(mine, list | tuple) and isinstance(theirs, list | tuple):
+        return len(mine) == len(theirs) and all(map(_equal, mine, theirs))
+    if hasattr(mine, "__array_interface__") and hasattr(theirs, "__array_interface__"):
+        return _equal(mine.tolist(), theirs.tolist())
+    return bool(mine == theirs) or bool(mine != mine and theirs != theirs)
 
 
 def allclose(mine: State, theirs: State, rtol: float, atol: float) -> bool:
     """Whether two states hold the same fields with the same values, to rounding."""
 
-    def close(a: Any, b: Any) -> bool:
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            return a.shape == b.shape and torch.allclose(a, b.to(a.device), rtol, atol, equal_nan=True)
-        return bool(a == b)
-
-    return set(mine.values) == set(theirs.values) and all(close(v, theirs.values[n]) for n, v in mine.values.items())
+    same = set(mine.values) == set(theirs.values)
+    return same and all(_close(value, theirs.values[name], rtol, atol) for name, value in mine.values.items())
 
 
 # -- corrections ---------------------------------------------------------------------------------------------------
 
 
+@ordinary_tensors()
 def correct(subject: str, plan: Plan, state: State, correction: Correction) -> State:
     """Attach a correction's weights and mask; weights of the loss that exist already are computed anew."""
     raise_violations(subject, _correction_violations(state, correction))
@@ -219,11 +269,7 @@ def correct(subject: str, plan: Plan, state: State, correction: Correction) -> S
     if correction.weights is not None:
         values["correction_weights"] = correction.weights
     if correction.mask is not None:
-        values["loss_mask"] = values["loss_mask"] & correction.mask
-        if "loss_weights" in values:
-            old: Tensor = values["loss_weights"]
-            aggregation = values["aggregation"]
-            values["loss_weights"] = step_weights(state.layout, values["loss_mask"], aggregation, old.dtype)
+        values |= narrowed(values, state.layout, correction.mask)
     return replace(plan, state, values)
 
 
@@ -234,18 +280,14 @@ def _correction_violations(state: State, correction: Correction) -> Iterator[Vio
     if correction.weights is not None and "correction_weights" in state.values:
         hint = "combine the corrections into one before applying it"
         yield Violation("correction_weights", "correction", "a batch without correction weights", "a second set", hint)
-    if correction.mask is None or "loss_weights" not in state.values:
-        return
-    aggregation = state.values.get("aggregation")
-    if state.is_part or aggregation is None or not aggregation.is_local:
-        found = "weights of the loss that were computed before, from counts that this batch does not hold"
-        hint = "apply a correction that rejects tokens before weighted() and split()"
-        yield Violation("loss_weights", "correction", "no weights of the loss yet", found, hint)
+    if correction.mask is not None:
+        yield from narrowing_violations(state.values, state.is_part)
 
 
 # -- the rest ------------------------------------------------------------------------------------------------------
 
 
+@ordinary_tensors()
 def pad_to(subject: str, plan: Plan, state: State, num_samples: int) -> State:
     """Append samples without tokens. Every field gets its rows, so nothing is dropped when parts are joined."""
     extra = num_samples - state.layout.num_samples
@@ -269,6 +311,7 @@ def _padded(spec: FieldSpec, name: str, value: Any, layout: Layout, extra: int) 
     return torch.cat([value, value.new_zeros(rows, *value.shape[1:])])
 
 
+@ordinary_tensors()
 def to_device(plan: Plan, state: State, device: torch.device) -> State:
     """Blocking copies: a host copy that is read before it has arrived would be garbage without an error."""
     values = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in state.values.items()}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -10,6 +12,17 @@ from torch import Tensor
 from rollout_contract.errors import Violation
 from rollout_contract.schema.plan import FieldSpec
 from rollout_contract.settings import Settings
+
+_PINNED_BYTES = 2**24
+_PINNED_RATIO = 8
+
+
+@contextmanager
+def ordinary_tensors() -> Generator[None]:
+    """Make ordinary tensors even under inference mode, for a batch may outlive it; grad mode stays as it is."""
+    grad_mode = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(grad_mode):
+        yield
 
 
 def cut_graph(spec: FieldSpec, tensor: Tensor, settings: Settings) -> tuple[Tensor, Violation | None]:
@@ -64,3 +77,9 @@ def has_overlap(tensor: Tensor) -> bool:
             return True
         covered += stride * (size - 1)
     return False
+
+
+def pins_memory(tensor: Tensor) -> bool:
+    """Whether a small view keeps a storage alive that is many times larger and worth the copy."""
+    held = tensor.untyped_storage().nbytes()
+    return held > _PINNED_BYTES and held > _PINNED_RATIO * tensor.nbytes

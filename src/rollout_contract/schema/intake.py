@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -31,33 +34,53 @@ def axis_lengths(axis: str, layout: Layout) -> tuple[int, ...] | None:
 
 
 def is_absent(value: Any, layout: Layout) -> bool:
-    """None, or (for a batch that has samples) an empty list: the producer had nothing to give."""
+    """None, nothing but None, or an empty list where entries are due: the producer had nothing to give."""
     if isinstance(value, list | tuple):
-        return layout.num_samples > 0 and all(row is None for row in value)
+        return all(row is None for row in value) and (len(value) > 0 or layout.num_tokens > 0)
     return value is None
 
 
 def take_in(spec: FieldSpec, value: Any, layout: Layout, device: torch.device) -> Intake:
     """Turn what was passed for a tensor field into one packed tensor, or say what is wrong with it."""
+    if isinstance(value, Tensor) and value.is_nested:
+        # The total of a nested tensor says nothing about its rows: each is checked like any other row.
+        value = list(value.unbind())
     if isinstance(value, Tensor):
-        return Intake(value.values() if value.is_nested else value)
+        return _dense(spec, value)
     if hasattr(value, "__array_interface__"):
-        # A copy, because arrays that came through shared memory are read-only and torch would write to them.
-        return Intake(torch.tensor(value, device=device))
+        if value.dtype != object:
+            return _from_array(spec, value, device, row=None)
+        value = value.tolist()
     if not isinstance(value, list | tuple):
         wrong = Violation(
             spec.name, "shape", "a tensor, or a list with one row per sample", f"a {type(value).__name__}"
         )
         return Intake(None, violations=[wrong])
     lengths = axis_lengths(spec.axis, layout)
-    if lengths is None or _is_flat(value):
+    if lengths is None or _is_flat(value, sum(lengths)):
         return _from_numbers(spec, value, layout, device)
     return _from_rows(spec, value, lengths, device)
 
 
-def _is_flat(value: Sequence[Any]) -> bool:
+def _dense(spec: FieldSpec, tensor: Tensor) -> Intake:
+    if tensor.layout == torch.strided:
+        return Intake(tensor)
+    wrong = Violation(spec.name, "shape", "a dense tensor", f"a {tensor.layout} tensor", "pass tensor.to_dense()")
+    return Intake(None, violations=[wrong])
+
+
+def _from_array(spec: FieldSpec, array: Any, device: torch.device, row: int | None) -> Intake:
+    """A copy, because arrays that came through shared memory are read-only and torch would write to them."""
+    try:
+        return Intake(torch.tensor(array, device=device))
+    except TypeError:
+        wrong = Violation(spec.name, "dtype", f"numbers ({spec.family})", f"an array of {array.dtype}", row=row)
+        return Intake(None, violations=[wrong])
+
+
+def _is_flat(value: Sequence[Any], size: int) -> bool:
     """A packed list of numbers; rows of None alone are rows."""
-    return any(_is_number(item) for item in value)
+    return any(_is_number(item) for item in value) or (not value and size == 0)
 
 
 def _is_number(item: Any) -> bool:
@@ -74,24 +97,68 @@ def _python_dtype(spec: FieldSpec) -> torch.dtype:
 
 def _from_numbers(spec: FieldSpec, values: Sequence[Any], layout: Layout, device: torch.device) -> Intake:
     """One entry per sample or group, or a packed list of numbers."""
+    if not values:
+        return Intake(_empty(spec, device))
     if any(isinstance(item, Tensor) for item in values):
-        try:
-            return Intake(torch.stack([torch.as_tensor(item) for item in values]))
-        except (RuntimeError, TypeError) as error:
-            wrong = Violation(spec.name, "shape", "entries of one shape", str(error).splitlines()[0])
-            return Intake(None, violations=[wrong])
-    missing = [i for i, item in enumerate(values) if item is None]
-    if missing and spec.axis != "tokens":
-        wrongs = [_none(spec, row, None) for row in missing]
-        return Intake(None, violations=wrongs)
-    intake = _numbers_to_tensor(spec, [0 if item is None else item for item in values], device, row=None)
+        return _stack(spec, values, row=None)
+    if spec.allow_nan:
+        values = [math.nan if item is None else item for item in values]
+    entries, missing = _without_missing(values)
+    if missing and not spec.may_miss_values:
+        return Intake(None, violations=[_none(spec, *_place(spec, layout, index)) for index in missing])
+    intake = _numbers_to_tensor(spec, entries, device, row=None)
     intake.missing = missing
     return intake
 
 
-def _numbers_to_tensor(spec: FieldSpec, numbers: Sequence[Any], device: torch.device, row: int | None) -> Intake:
+def _stack(spec: FieldSpec, entries: Sequence[Any], row: int | None) -> Intake:
+    """Join entries that are tensors, and so may carry a graph."""
     try:
-        return Intake(torch.tensor(numbers, dtype=_python_dtype(spec), device=device))
+        return Intake(torch.stack([torch.as_tensor(entry) for entry in entries]))
+    except (RuntimeError, TypeError) as error:
+        wrong = Violation(spec.name, "shape", "entries of one shape", str(error).splitlines()[0], row=row)
+        return Intake(None, violations=[wrong])
+
+
+def _place(spec: FieldSpec, layout: Layout, index: int) -> tuple[int, int | None]:
+    """Row and position of a packed entry; an axis with one entry per sample or group has no positions."""
+    lengths = axis_lengths(spec.axis, layout)
+    if lengths is None:
+        return index, None
+    offsets = list(accumulate(lengths, initial=0))
+    row = min(bisect_right(offsets, index), len(lengths)) - 1
+    return row, index - offsets[row]
+
+
+def _without_missing(entries: Sequence[Any]) -> tuple[Sequence[Any], list[int]]:
+    """The entries with zeros of the right shape in place of None, and where that was done."""
+    missing = [i for i, entry in enumerate(entries) if entry is None or (_is_list(entry) and _holds_none(entry))]
+    if not missing:
+        return entries, missing
+    filled = list(entries)
+    zeros = _zeros_like(next((entry for entry in entries if entry is not None), 0))
+    for index in missing:
+        filled[index] = zeros
+    return filled, missing
+
+
+def _is_list(entry: Any) -> bool:
+    return isinstance(entry, list | tuple)
+
+
+def _holds_none(entries: Sequence[Any]) -> bool:
+    return any(entry is None or (_is_list(entry) and _holds_none(entry)) for entry in entries)
+
+
+def _zeros_like(entry: Any) -> Any:
+    return [_zeros_like(item) for item in entry] if _is_list(entry) else 0
+
+
+def _numbers_to_tensor(spec: FieldSpec, numbers: Sequence[Any], device: torch.device, row: int | None) -> Intake:
+    # Integers are not asked for by dtype: torch would cut 1.5 down to 1 without a word.
+    dtype = None if spec.family == "int" and len(numbers) else _python_dtype(spec)
+    try:
+        return Intake(torch.tensor(numbers, dtype=dtype, device=device))
     except (TypeError, ValueError, RuntimeError) as error:
         wrong = Violation(spec.name, "dtype", f"numbers ({spec.family})", str(error).splitlines()[0], row=row)
         return Intake(None, violations=[wrong])
@@ -106,49 +173,57 @@ def _from_rows(spec: FieldSpec, rows: Sequence[Any], lengths: tuple[int, ...], d
     if violations:
         return Intake(None, violations=violations)
     missing: list[int] = []
-    parts: list[Tensor] = []
+    parts: dict[int, Tensor] = {}
     start = 0
     for row, (entries, length) in enumerate(zip(rows, lengths, strict=True)):
         intake = _from_row(spec, entries, length, device, row)
         violations += intake.violations
         missing += [start + position for position in intake.missing]
-        parts += [] if intake.tensor is None else [intake.tensor]
+        parts |= {} if intake.tensor is None else {row: intake.tensor}
         start += length
     violations += _mixed(spec, parts)
     if violations:
         return Intake(None, violations=violations)
-    empty = torch.zeros(0, dtype=_python_dtype(spec), device=device)
-    return Intake(_concatenate(parts) if parts else empty, missing)
+    return Intake(_concatenate(parts, lengths, _empty(spec, device)), missing)
 
 
-def _concatenate(parts: list[Tensor]) -> Tensor:
-    """Join rows; a row without entries takes the trailing dimensions and dtype of the others."""
-    full = [part for part in parts if part.shape[0]] or parts[:1]
-    return torch.cat(full)
+def _empty(spec: FieldSpec, device: torch.device) -> Tensor:
+    """What lists without any entry become; they cannot say how wide a row is."""
+    width = [dim if isinstance(dim, int) else 0 for dim in spec.dims[1:]]
+    return torch.zeros(0, *width, dtype=_python_dtype(spec), device=device)
+
+
+def _concatenate(parts: dict[int, Tensor], lengths: tuple[int, ...], empty: Tensor) -> Tensor:
+    """Join rows; one without entries, or without a value, takes trailing dimensions and dtype from the others."""
+    given = list(parts.values())
+    full = [part for part in given if part.shape[0]]
+    like = [*full, *(part for part in given if part.dim() == empty.dim()), empty][0]
+    rows = [parts[row] if row in parts else like.new_zeros(n, *like.shape[1:]) for row, n in enumerate(lengths)]
+    return torch.cat([row for row in rows if row.shape[0]]) if any(lengths) else like
 
 
 def _wrong_lengths(spec: FieldSpec, rows: Sequence[Any], lengths: tuple[int, ...]) -> Iterator[Violation]:
     unit = "response tokens" if spec.axis == "tokens" else "prompt and response tokens"
     absent = [row for row, entries in enumerate(rows) if entries is None]
-    if absent and not spec.holds_log_probs:
+    if absent and not spec.may_miss_values:
         hint = "give the field for every row, or for none"
         yield Violation(spec.name, "missing", "all rows or none", f"no value in rows {absent}", hint, row=absent[0])
     for row, (entries, length) in enumerate(zip(rows, lengths, strict=True)):
         if entries is None:
             continue
-        found = entries.shape[0] if getattr(entries, "ndim", 0) else _length_of(entries)
-        if found != length:
-            hint = _length_hint(spec, found, length)
-            yield Violation(spec.name, "length", f"{length} {unit}", f"{found} entries", hint, row=row)
+        if not _is_row(entries):
+            hint = "a row is a tensor or a list of numbers"
+            yield Violation(spec.name, "length", f"{length} {unit}", f"a {type(entries).__name__}", hint, row=row)
+        elif len(entries) != length:
+            hint = _length_hint(spec, len(entries), length)
+            yield Violation(spec.name, "length", f"{length} {unit}", f"{len(entries)} entries", hint, row=row)
 
 
-def _length_of(entries: Any) -> int:
-    return len(entries) if isinstance(entries, list | tuple) else -1
+def _is_row(entries: Any) -> bool:
+    return isinstance(entries, list | tuple) or bool(getattr(entries, "ndim", 0))
 
 
 def _length_hint(spec: FieldSpec, found: int, length: int) -> str:
-    if found == -1:
-        return "a row is a tensor or a list of numbers"
     if spec.name == "loss_mask" and found < length:
         return "when a response is resumed, the mask must grow with it: 0 for old tokens, 1 for new ones"
     if found == length - 1:
@@ -162,31 +237,42 @@ def _length_hint(spec: FieldSpec, found: int, length: int) -> str:
 
 
 def _from_row(spec: FieldSpec, entries: Any, length: int, device: torch.device, row: int) -> Intake:
-    if entries is None:
-        filler = torch.zeros(length, dtype=_python_dtype(spec), device=device)
-        return Intake(filler, missing=list(range(length)))
     if isinstance(entries, Tensor):
         return Intake(entries)
     if hasattr(entries, "__array_interface__"):
-        return Intake(torch.tensor(entries, device=device))
-    missing = [i for i, item in enumerate(entries) if item is None]
-    if missing and not spec.holds_log_probs:
+        if entries.dtype != object:
+            return _from_array(spec, entries, device, row)
+        entries = entries.tolist()
+    if any(isinstance(entry, Tensor) for entry in entries or ()):
+        return _stack(spec, entries, row)
+    if entries is None or (length and all(entry is None for entry in entries)):
+        if spec.may_miss_values:
+            return Intake(None, missing=list(range(length)))
+        return Intake(None, violations=[_none(spec, row, None)])
+    numbers, missing = _without_missing(entries)
+    if missing and not spec.may_miss_values:
         return Intake(None, violations=[_none(spec, row, position) for position in missing])
-    intake = _numbers_to_tensor(spec, [0 if item is None else item for item in entries], device, row)
+    intake = _numbers_to_tensor(spec, numbers, device, row)
     intake.missing = missing
     return intake
 
 
-def _mixed(spec: FieldSpec, parts: list[Tensor]) -> Iterator[Violation]:
-    """Rows that cannot be joined: another device, dtype or trailing shape than the first."""
-    for row, part in enumerate(parts):
-        first = parts[0]
-        if part.device != first.device:
-            yield Violation(spec.name, "device", f"all rows on {first.device}, as row 0", str(part.device), row=row)
-        if part.dtype != first.dtype and part.shape[0] and first.shape[0]:
-            yield Violation(spec.name, "dtype", f"all rows {first.dtype}, as row 0", str(part.dtype), row=row)
-        if part.shape[1:] != first.shape[1:] and part.shape[0] and first.shape[0]:
-            expected = f"trailing dimensions {list(first.shape[1:])}, as row 0"
+def _mixed(spec: FieldSpec, parts: dict[int, Tensor]) -> Iterator[Violation]:
+    """Rows that cannot be joined: another device, dtype or trailing shape than the first that has entries."""
+    full = {row: part for row, part in parts.items() if part.shape[0]}
+    if not full:
+        return
+    first = next(iter(full))
+    like = full[first]
+    for row, part in full.items():
+        if part.device != like.device:
+            yield Violation(
+                spec.name, "device", f"all rows on {like.device}, as row {first}", str(part.device), row=row
+            )
+        if part.dtype != like.dtype:
+            yield Violation(spec.name, "dtype", f"all rows {like.dtype}, as row {first}", str(part.dtype), row=row)
+        if part.shape[1:] != like.shape[1:]:
+            expected = f"trailing dimensions {list(like.shape[1:])}, as row {first}"
             yield Violation(spec.name, "shape", expected, str(list(part.shape[1:])), row=row)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rollout_contract.errors import Violation
+from rollout_contract.schema.narrowing import narrowed, narrowing_violations
 from rollout_contract.schema.plan import FieldSpec
 
 if TYPE_CHECKING:
@@ -24,11 +25,11 @@ def resolve_missing(draft: Draft) -> Iterator[Violation]:
     if draft.settings.missing == "refuse":
         yield from refuse_missing(draft)
         return
-    specs = [spec for spec in draft.specs(draft.fresh) if spec.holds_log_probs and spec.axis == "tokens"]
+    specs = [spec for spec in draft.specs(draft.fresh) if spec.may_miss_values]
     for spec in sorted(specs, key=lambda spec: spec.name != "old_log_probs"):
         where = _where_missing(draft, spec)
         if draft.settings.missing == "mask_out":
-            _mask_out(draft, spec, where)
+            yield from _mask_out(draft, spec, where)
         else:
             yield from _neutralise(draft, spec, where)
 
@@ -70,12 +71,16 @@ _HINT = (
 )
 
 
-def _mask_out(draft: Draft, spec: FieldSpec, where: Tensor) -> None:
+def _mask_out(draft: Draft, spec: FieldSpec, where: Tensor) -> Iterator[Violation]:
     mask = draft.tensor("loss_mask")
     where_here = where.to(mask.device)
     _count(draft, f"{spec.name}: missing, masked out", where_here & mask)
-    draft.values["loss_mask"] = mask & ~where_here
     draft.values[spec.name] = _fill(draft.tensor(spec.name), where, 0.0)
+    # Looking costs a synchronisation, which a batch without weights is spared.
+    if "loss_weights" not in draft.values or bool((where_here & mask).any()):
+        wrong = list(narrowing_violations(draft.values, draft.is_part))
+        draft.values |= {} if wrong else narrowed(draft.values, draft.layout, ~where_here)
+        yield from wrong
 
 
 def _neutralise(draft: Draft, spec: FieldSpec, where: Tensor) -> Iterator[Violation]:

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from rollout_contract.errors import Violation, raise_violations, violation_error
-from rollout_contract.roles import UNBOUND, AnyDevice, Role, Unbound, Upcast
+from rollout_contract.roles import UNBOUND, AllowNaN, AnyDevice, Role, Unbound, Upcast
 
 LEVELS = ("tokens", "batch", "groups", "sequence")
 """The first dimension of a field: response tokens, samples, groups, or all tokens of prompts and responses."""
@@ -40,6 +40,7 @@ class FieldSpec:
     dtypes: tuple[str, ...] = ()
     any_device: bool = False
     upcast: bool = False
+    allow_nan: bool = False
     adapter: TypeAdapter[Any] | None = None
 
     @property
@@ -60,8 +61,11 @@ class FieldSpec:
 
     @property
     def may_miss_values(self) -> bool:
-        """Whether None stands for a score that the engine could not give; see :mod:`missing`."""
-        return self.holds_log_probs and self.axis == "tokens"
+        """Whether None or NaN may be a score that an engine could not give (see :mod:`missing`).
+
+        A live log-prob that is NaN is a fault of the forward pass; it is never papered over.
+        """
+        return self.role is Role.FIXED and self.holds_log_probs and self.axis == "tokens"
 
     def signature(self) -> tuple[Any, ...]:
         """What a subclass may not change: it is what losses rely on."""
@@ -170,6 +174,7 @@ def _compile_tensor(name: str, role: Role, required: bool, parts: tuple[Any, ...
         dtypes=dtypes,
         any_device=AnyDevice in parts,
         upcast=Upcast in parts,
+        allow_nan=AllowNaN in parts,
     )
 
 

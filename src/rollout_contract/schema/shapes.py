@@ -31,16 +31,20 @@ def axis_size(axis: str, layout: Layout) -> int:
 def shape_violations(
     plan: Plan, specs: Sequence[FieldSpec], values: Mapping[str, Any], layout: Layout
 ) -> Iterator[Violation]:
-    """All fields whose shape is not what their annotation says. Named dimensions are bound by the first field."""
+    """All fields whose shape is not what their annotation says. Named dimensions are bound by the first field.
+
+    A field without entries binds none: lists without any row cannot say how wide a row is.
+    """
     bound: dict[str, tuple[int, str]] = {}
     for name, value in values.items():
-        if plan[name].is_tensor:
+        if plan[name].is_tensor and value.shape[:1].numel():
             for dim, size in zip(plan[name].dims[1:], value.shape[1:], strict=False):
                 if isinstance(dim, str):
                     bound.setdefault(dim, (size, name))
     for spec in specs:
         tensor: Tensor = values[spec.name]
-        expected = [axis_size(spec.axis, layout), *(_expected(dim, bound) for dim in spec.dims[1:])]
+        entries = axis_size(spec.axis, layout)
+        expected = [entries, *(_expected(dim, bound if entries else {}) for dim in spec.dims[1:])]
         shape = list(tensor.shape)
         if len(shape) != len(expected) or any(
             want not in (None, size) for want, size in zip(expected, shape, strict=True)

@@ -18,7 +18,7 @@ LOG_PROB_TOLERANCE = 1e-3
 
 def value_violations(specs: Sequence[FieldSpec], values: Mapping[str, Any], layout: Layout) -> Iterator[Violation]:
     """Trained tokens with NaN, an infinity, or a log-prob above zero. What lies at masked tokens is of no interest."""
-    checked = [spec for spec in specs if spec.family == "float" and _can_look(values[spec.name])]
+    checked = [spec for spec in specs if spec.family == "float" and can_look(values[spec.name])]
     if not checked:
         return
     wrong = [_wrong_entries(spec, values) for spec in checked]
@@ -29,18 +29,20 @@ def value_violations(specs: Sequence[FieldSpec], values: Mapping[str, Any], layo
             yield _first_wrong(spec, values[spec.name], entries, layout)
 
 
-def _can_look(tensor: Tensor) -> bool:
+def can_look(tensor: Tensor) -> bool:
     """Meta and fake tensors have a shape and no values."""
     return not tensor.is_meta and type(tensor).__name__ != "FakeTensor"
 
 
 def _wrong_entries(spec: FieldSpec, values: Mapping[str, Any]) -> Tensor:
-    tensor: Tensor = values[spec.name].detach()
-    wrong = ~torch.isfinite(tensor)
-    if spec.holds_log_probs:
-        wrong |= tensor > LOG_PROB_TOLERANCE
+    wrong = _is_wrong(spec, values[spec.name].detach())
     wrong = wrong.flatten(1).any(1) if wrong.dim() > 1 else wrong
     return wrong & values["loss_mask"].to(wrong.device) if spec.axis == "tokens" else wrong
+
+
+def _is_wrong(spec: FieldSpec, entries: Tensor) -> Tensor:
+    wrong = torch.isinf(entries) if spec.allow_nan else ~torch.isfinite(entries)
+    return wrong | (entries > LOG_PROB_TOLERANCE) if spec.holds_log_probs else wrong
 
 
 def _first_wrong(spec: FieldSpec, tensor: Tensor, wrong: Tensor, layout: Layout) -> Violation:
@@ -49,11 +51,7 @@ def _first_wrong(spec: FieldSpec, tensor: Tensor, wrong: Tensor, layout: Layout)
     if spec.axis == "tokens":
         row, position = int(layout.sample_ids()[index]), int(layout.positions()[index])
     entry = tensor[index].detach().flatten()
-    bad = (
-        entry[~torch.isfinite(entry) | (entry > LOG_PROB_TOLERANCE)]
-        if spec.holds_log_probs
-        else entry[~torch.isfinite(entry)]
-    )
+    bad = entry[_is_wrong(spec, entry)]
     count = int(wrong.sum())
     more = "" if count == 1 else f" (and {count - 1} more such entries)"
     expected = "a finite log-prob, at most 0" if spec.holds_log_probs else "a finite number"
@@ -62,7 +60,7 @@ def _first_wrong(spec: FieldSpec, tensor: Tensor, wrong: Tensor, layout: Layout)
 
 def _hint(spec: FieldSpec, value: Tensor) -> str:
     if not spec.holds_log_probs:
-        return "mask the token out, or repair the producer"
+        return "mask the token out, or repair the producer" if spec.axis == "tokens" else "repair the producer"
     if bool(torch.isnan(value)):
         return 'repair the producer, or build under settings(missing="mask_out")'
     if bool(torch.isinf(value)):
