@@ -113,10 +113,11 @@ def positive_nll(x: Inputs) -> Rows:
 
 
 def rollout_reverse_kl(x: Inputs, *, delta_low: float, drift: float) -> Rows:
-    return distillation.ref_kl(x.log_probs, x.rollout, x.teacher, x.mask, delta_low=delta_low, drift=drift)
+    options = {"delta_low": delta_low, "drift": drift, "log_ratio_clamp": 20.0}
+    return distillation.ref_kl(x.log_probs, x.rollout, x.teacher, x.mask, **options)
 
 
-VESPO = {"k_positive": 1.5, "lambda_positive": 2.0, "k_negative": 2.5, "lambda_negative": 1.0}
+VESPO_SHAPE = {"k_positive": 1.5, "lambda_positive": 2.0, "k_negative": 2.5, "lambda_negative": 1.0}
 CLIP = {"clip_low": 0.15, "clip_high": 0.28}
 NARROW = {"clip_low": 0.05, "clip_high": 0.1}
 
@@ -204,8 +205,8 @@ REFERENCES: dict[str, list[tuple[Config, Reference]]] = {
         ({"delta": 0.05, "drift": 1e-3}, lambda x: selective.ipo_mask(*x.on_rollout, delta=0.05, drift=1e-3)),
     ],
     "vespo": [
-        (VESPO, lambda x: score.vespo(*x.on_old, **VESPO)),
-        ({**VESPO, "log_ratio_bound": 2.0}, lambda x: score.vespo(*x.on_old, **VESPO, log_ratio_clamp=2.0)),
+        (VESPO_SHAPE, lambda x: score.vespo(*x.on_old, **VESPO_SHAPE)),
+        ({**VESPO_SHAPE, "log_ratio_bound": 2.0}, lambda x: score.vespo(*x.on_old, **VESPO_SHAPE, log_ratio_clamp=2.0)),
     ],
     "topr": [({}, lambda x: score.topr(*x.on_rollout))],
     "importance_sampling": [
@@ -231,9 +232,9 @@ REFERENCES: dict[str, list[tuple[Config, Reference]]] = {
         ),
     ],
     "rollout_reverse_kl": [
-        ({"log_ratio_bound": None}, lambda x: rollout_reverse_kl(x, delta_low=2.0, drift=0.0)),
+        ({}, lambda x: rollout_reverse_kl(x, delta_low=2.0, drift=0.0)),
         (
-            {"delta_low": 0.05, "drift": 1e-3, "log_ratio_bound": None},
+            {"delta_low": 0.05, "drift": 1e-3},
             lambda x: rollout_reverse_kl(x, delta_low=0.05, drift=1e-3),
         ),
     ],

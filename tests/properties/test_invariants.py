@@ -299,3 +299,31 @@ def test_edges_of_a_calculation(subject: Calculation, mask: list[list[bool]]) ->
         if not name.startswith("metric"):
             assert torch.isfinite(result.to(torch.float64)).all(), name
             assert (result.to(torch.float64)[~made.mask] == 0).all(), name
+
+
+POLICIES = ("log_probs", "old_log_probs", "rollout_log_probs", "ref_log_probs", "teacher_log_probs")
+
+
+def far_apart() -> Case:
+    """Each policy finds each token either likely or 200 nats less so, in every combination."""
+    case = make_case(4, [[T] * 4] * 8, [0, 0, 1, 1, 2, 2, 2, 3], spread=0.3)
+    for bit, name in enumerate(POLICIES):
+        places = [[4 * i + t for t in range(4)] for i in range(8)]
+        case.tokens[name] = [[-200.5 if place >> bit & 1 else -0.5 for place in row] for row in places]
+    return case
+
+
+@every_loss
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_extreme_ratios_stay_finite(subject: LossSubject, dtype: torch.dtype) -> None:
+    found = outcome(subject, setup(subject.schema, far_apart(), dtype))
+    assert torch.isfinite(found.value)
+    assert all(torch.isfinite(gradient).all() for gradient in found.gradients.values())
+    assert not any(math.isnan(number) for number in found.metrics.compute().values())
+
+
+@every_calculation
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_extreme_ratios_of_a_calculation_stay_finite(subject: Calculation, dtype: torch.dtype) -> None:
+    for name, result in results(subject, setup(subject.schema, far_apart(), dtype)).items():
+        assert torch.isfinite(result.to(torch.float64)).all(), name

@@ -28,26 +28,11 @@ from rollout_contract.losses.loss import Loss
 from rollout_contract.losses.value import CriticError, value_loss
 from rollout_contract.schemas import DivergenceBatch, EntropyBatch, TopKBatch, TopKEntropyBatch, ValueBatch
 from tests.properties.batches import Case, cases
-from tests.properties.compare import FEW, FEWER, assert_close, pack
+from tests.properties.compare import FEW, FEWER, MODE, assert_close, assert_loss, pack
 from tests.properties.objective_references import Inputs
 from tests.properties.setups import setup
-from tests.reference import aggregation, distillation, kl, values
-from tests.reference.scalars import Row, Rows, gradients, leaves, mean, per_token, row, rows, weighted_sum
-
-MODE = "seq-mean-token-mean"
-
-
-def assert_loss(loss: Loss, live: Tensor, expected: Rows, by: Rows, case: Case, what: str) -> None:
-    """Value and gradient of an aggregated loss; ``by`` holds the scalars that ``live`` has in its packed form."""
-    weights = aggregation.seq_mean_token_mean(case.mask, count_empty=False)
-    total = weighted_sum(expected, weights)
-    sizes = [[abs(float(x.detach())) for x in entries] for entries in expected]
-    assert_close(loss.value, total.detach(), scale=float(weighted_sum(rows(sizes), weights)), what=f"{what} value")
-    loss.value.backward()
-    wanted = pack(gradients(total, by)).reshape(live.shape)
-    assert live.grad is not None
-    assert_close(live.grad, wanted, scale=float(wanted.abs().max()) if wanted.numel() else 1.0, what=f"{what} gradient")
-
+from tests.reference import distillation, kl, values
+from tests.reference.scalars import Row, Rows, gradients, leaves, mean, per_token, row, rows
 
 # -- KL ----------------------------------------------------------------------------------------------------------------
 

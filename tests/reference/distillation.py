@@ -45,14 +45,23 @@ def sampled_token(
     return per_token(mask, term)
 
 
-def ref_kl(log_probs: Rows, behaviour: Rows, teacher: Rows, mask: Mask, *, delta_low: float, drift: float) -> Rows:
+def ref_kl(
+    log_probs: Rows,
+    behaviour: Rows,
+    teacher: Rows,
+    mask: Mask,
+    *,
+    delta_low: float,
+    drift: float,
+    log_ratio_clamp: float | None = None,
+) -> Rows:
     """-keep sg(teacher - l) exp(l - b) + drift (l - b)^2, keep iff p - q >= -delta_low (prime-rl)."""
 
     def term(i: int, t: int) -> Tensor:
         new, old = log_probs[i][t], behaviour[i][t]
         keep = bool((new.exp() - old.exp()) >= -delta_low)
-        surrogate = -(teacher[i][t] - new).detach() * (new - old).exp() if keep else scalar(0.0)
-        return surrogate + drift * (new - old) ** 2
+        ratio = clamp_log(new - old, log_ratio_clamp).exp()
+        return (-(teacher[i][t] - new).detach() * ratio if keep else 0.0) + drift * (new - old) ** 2
 
     return per_token(mask, term)
 
