@@ -37,6 +37,12 @@ class Violation:
         return "\n".join(lines)
 
 
+def counted(number: int, noun: str) -> str:
+    """For example ``1 entry`` or ``2 entries``."""
+    plural = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
+
+
 class ContractError(ValueError):
     """The contract between rollouts and loss is broken.
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor
 
-from rollout_contract.errors import Violation, raise_violations, violation_error
+from rollout_contract.errors import Violation, counted, raise_violations, violation_error
 from rollout_contract.kernels.segments import segment_max, segment_mean, segment_min, segment_sum
 
 Side = Literal["left", "right"]
@@ -64,7 +64,7 @@ class Layout:
         for name, values in (("prompt_lengths", self.prompt_lengths), ("group_ids", self.group_ids)):
             if values is not None and len(values) != self.num_samples:
                 expected = f"one entry for each of the {self.num_samples} samples"
-                yield Violation(name, "length", expected, f"{len(values)} entries")
+                yield Violation(name, "length", expected, counted(len(values), "entry"))
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise violation_error("Layout", Violation(name, "frozen", "a layout is frozen", "an assignment"))
@@ -200,10 +200,10 @@ class Layout:
     def cat(self, rows: Sequence[Tensor]) -> Tensor:
         """One tensor per sample -> [tokens, ...]."""
         if len(rows) != self.num_samples:
-            found = f"{len(rows)} rows"
-            raise violation_error("Layout.cat", Violation("rows", "length", f"{self.num_samples} rows", found))
+            found = counted(len(rows), "row")
+            raise violation_error("Layout.cat", Violation("rows", "length", counted(self.num_samples, "row"), found))
         wrong = [
-            Violation("rows", "length", f"{expected} response tokens", f"{row.shape[0]} entries", row=i)
+            Violation("rows", "length", counted(expected, "response token"), counted(row.shape[0], "entry"), row=i)
             for i, (row, expected) in enumerate(zip(rows, self.response_lengths, strict=True))
             if row.shape[0] != expected
         ]

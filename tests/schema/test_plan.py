@@ -71,7 +71,7 @@ def test_only_fields_that_hold_log_probs_of_response_tokens_may_miss_values() ->
     assert [name for name, spec in Scores.__plan__.items() if spec.may_miss_values] == ["own_log_probs"]
 
 
-# -- annotations that are wrong ------------------------------------------------------------------------------------
+# -- annotations that are wrong -------------------------------------------------------------------------------------
 
 
 def field(annotation: Any, **body: Any) -> Any:
@@ -133,7 +133,7 @@ def test_class_variables_are_no_fields() -> None:
     assert set(Counted.__plan__) == set(RolloutBatch.__plan__)
 
 
-# -- defaults of metadata --------------------------------------------------------------------------------------------
+# -- defaults of metadata -------------------------------------------------------------------------------------------
 
 
 class Noted(RolloutBatch):
@@ -176,7 +176,7 @@ def test_defaults_are_not_shared() -> None:
     assert noted().extra is not noted().extra
 
 
-# -- one meaning for each field ---------------------------------------------------------------------------------------
+# -- one meaning for each field -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_bases_must_agree(other: Any) -> None:
         assert refused(lambda bases=bases: type("Both", bases, {})).field == "score"
 
 
-# -- nothing between a field and the loss -----------------------------------------------------------------------------
+# -- nothing between a field and the loss ---------------------------------------------------------------------------
 
 
 def prop(self: Any) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from rollout_contract.errors import Violation, raise_violations
+from rollout_contract.errors import Violation, counted, raise_violations
 from rollout_contract.layout import Layout
 from rollout_contract.roles import UNBOUND, Role
 from rollout_contract.schema.graph import cut_graph, ordinary_tensors, pins_memory
@@ -121,7 +121,7 @@ def _host_values(plan: Plan, given: Mapping[str, Any]) -> tuple[dict[str, Any], 
 def _per_sample_violations(plan: Plan, host: Mapping[str, Any], layout: Layout) -> list[Violation]:
     expected = f"one entry for each of the {layout.num_samples} samples"
     return [
-        Violation(name, "length", expected, f"{len(value)} entries")
+        Violation(name, "length", expected, counted(len(value), "entry"))
         for name, value in host.items()
         if plan[name].role is Role.PER_SAMPLE and len(value) != layout.num_samples
     ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rollout_contract.errors import Violation, raise_violations, violation_error
+from rollout_contract.errors import Violation, counted, raise_violations, violation_error
 from rollout_contract.layout import Layout
 from rollout_contract.roles import Role
 from rollout_contract.schema.graph import ordinary_tensors
@@ -37,7 +37,7 @@ def row_indices(subject: str, rows: Any, size: int) -> list[int]:
     entries = [_plain(row) for row in (plain if isinstance(plain, Iterable) else [plain])]
     if entries and all(isinstance(row, bool) for row in entries):
         if len(entries) != size:
-            wrong = Violation("rows", "length", f"a mask over {size} samples", f"{len(entries)} entries")
+            wrong = Violation("rows", "length", f"a mask over {size} samples", counted(len(entries), "entry"))
             raise violation_error(subject, wrong)
         return [index for index, keep in enumerate(entries) if keep]
     for row in entries:

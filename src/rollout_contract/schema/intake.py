@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollout_contract.errors import Violation
+from rollout_contract.errors import Violation, counted
 from rollout_contract.layout import Layout
 from rollout_contract.schema.plan import FieldSpec
 
@@ -167,8 +167,8 @@ def _numbers_to_tensor(spec: FieldSpec, numbers: Sequence[Any], device: torch.de
 def _from_rows(spec: FieldSpec, rows: Sequence[Any], lengths: tuple[int, ...], device: torch.device) -> Intake:
     """Ragged input is checked row by row: a checker that samples one row misses the wrong one."""
     if len(rows) != len(lengths):
-        expected = f"{len(lengths)} rows, one for each sample"
-        return Intake(None, violations=[Violation(spec.name, "length", expected, f"{len(rows)} rows")])
+        expected = f"{counted(len(lengths), 'row')}, one for each sample"
+        return Intake(None, violations=[Violation(spec.name, "length", expected, counted(len(rows), "row"))])
     violations = list(_wrong_lengths(spec, rows, lengths))
     if violations:
         return Intake(None, violations=violations)
@@ -203,7 +203,7 @@ def _concatenate(parts: dict[int, Tensor], lengths: tuple[int, ...], empty: Tens
 
 
 def _wrong_lengths(spec: FieldSpec, rows: Sequence[Any], lengths: tuple[int, ...]) -> Iterator[Violation]:
-    unit = "response tokens" if spec.axis == "tokens" else "prompt and response tokens"
+    unit = "response token" if spec.axis == "tokens" else "prompt and response token"
     absent = [row for row, entries in enumerate(rows) if entries is None]
     if absent and not spec.may_miss_values:
         hint = "give the field for every row, or for none"
@@ -213,10 +213,10 @@ def _wrong_lengths(spec: FieldSpec, rows: Sequence[Any], lengths: tuple[int, ...
             continue
         if not _is_row(entries):
             hint = "a row is a tensor or a list of numbers"
-            yield Violation(spec.name, "length", f"{length} {unit}", f"a {type(entries).__name__}", hint, row=row)
+            yield Violation(spec.name, "length", counted(length, unit), f"a {type(entries).__name__}", hint, row=row)
         elif len(entries) != length:
             hint = _length_hint(spec, len(entries), length)
-            yield Violation(spec.name, "length", f"{length} {unit}", f"{len(entries)} entries", hint, row=row)
+            yield Violation(spec.name, "length", counted(length, unit), counted(len(entries), "entry"), hint, row=row)
 
 
 def _is_row(entries: Any) -> bool:

@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from rollout_contract.errors import counted
 from rollout_contract.roles import Role
 from rollout_contract.schema.plan import FieldSpec, Plan
 from rollout_contract.schema.shapes import short_dtype
@@ -17,16 +18,12 @@ from rollout_contract.schema.state import State
 def batch_repr(name: str, plan: Plan, state: State) -> str:
     """One line for each field, such as ``old_log_probs  f32[37 tokens] cpu fixed``."""
     layout = state.layout
-    head = f"{name}({_count(layout.num_samples, 'sample')}, {_count(layout.num_tokens, 'token')}, {state.device}"
+    head = f"{name}({counted(layout.num_samples, 'sample')}, {counted(layout.num_tokens, 'token')}, {state.device}"
     rows = [(spec.name, _describe(spec, state)) for spec in plan.values() if spec.is_tensor and _is_shown(spec, state)]
     rows += [(n, str(state.values[n])) for n, s in plan.items() if s.role is Role.METADATA and n in state.values]
     width = max(len(field) for field, _ in rows)
     lines = [f"  {field:<{width}}  {text}" for field, text in rows]
     return "\n".join([f"{head})" if not state.is_part else f"{head}, part of a step)", *lines])
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _is_shown(spec: FieldSpec, state: State) -> bool:
@@ -79,12 +76,12 @@ class Summary(BaseModel):
 
     def __str__(self) -> str:
         lines = [
-            f"{self.schema_name}: {_count(self.samples, 'sample')} in {_count(self.groups, 'group')}, "
-            f"{_count(self.tokens, 'token')} "
+            f"{self.schema_name}: {counted(self.samples, 'sample')} in {counted(self.groups, 'group')}, "
+            f"{counted(self.tokens, 'token')} "
             f"({self.trained_tokens} trained), longest response {self.longest_response}"
         ]
         if self.untrained_samples:
-            lines.append(f"  without any trained token: {_count(self.untrained_samples, 'sample')}")
+            lines.append(f"  without any trained token: {counted(self.untrained_samples, 'sample')}")
         lines += _table([("field", "role", "shape", "min", "mean", "max"), *map(_row, self.fields)])
         lines += [f"  repaired: {name} ({count})" for name, count in self.repairs.items()]
         return "\n".join(lines)
