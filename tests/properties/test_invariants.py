@@ -310,6 +310,7 @@ def far_apart() -> Case:
     for bit, name in enumerate(POLICIES):
         places = [[4 * i + t for t in range(4)] for i in range(8)]
         case.tokens[name] = [[-200.5 if place >> bit & 1 else -0.5 for place in row] for row in places]
+    case.tokens["advantages"] = [[100.0 * value for value in row] for row in case.tokens["advantages"]]
     return case
 
 
