@@ -64,15 +64,9 @@ def check(
 
     Exit code 0: clean. 1: faults. 2: something could not be checked, or the command line is wrong.
     """
-    given: dict[str, Any] = {
-        "only": _names(only),
-        "ignore": _names(ignore),
-        "exclude": _names(exclude),
-        "targets": targets or (),
-    }
+    given: dict[str, Any] = {"targets": targets, "format": format, "fail_fast": fail_fast}
+    given |= {"only": _names(only), "ignore": _names(ignore), "exclude": _names(exclude)}
     chosen = {name: value for name, value in given.items() if value}
-    chosen |= {"fail_fast": True} if fail_fast else {}
-    chosen |= {"format": format} if format else {}
     settings = _configuration(config, chosen)
     if not settings.targets:
         raise typer.BadParameter("name a module, or set targets in [tool.rollout_contract] of pyproject.toml")

@@ -56,6 +56,6 @@ def execute(call: Callable[..., object], inputs: Inputs, home: str, *, seed: int
         try:
             with watch if watched else contextlib.nullcontext():
                 result = call(*positional, **keyword)
-        except Exception as raised:
+        except (Exception, SystemExit) as raised:
             error = raised
     return Outcome(inputs, result, error, watch, tuple(changed(before, tensors)))

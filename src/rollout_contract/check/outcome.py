@@ -63,14 +63,26 @@ class Outcome:
     def metrics(self) -> dict[str, Tensor]:
         return {name: tensor for name, kind, tensor in self._parts if kind == "metric"}
 
-    @cached_property
+    @property
     def gradients(self) -> dict[str, Tensor | None]:
         """The gradient of the loss for every input that carries a graph; None where the loss does not reach it."""
+        return self._backward[0]
+
+    @property
+    def backward_error(self) -> RuntimeError | None:
+        """What the backward pass of the loss raises."""
+        return self._backward[1]
+
+    @cached_property
+    def _backward(self) -> tuple[dict[str, Tensor | None], RuntimeError | None]:
         live = {name: given.leaf for name, given in self.inputs.tensors.items() if given.leaf is not None}
         if self.loss is None or not self.loss.requires_grad or not live:
-            return dict.fromkeys(live)
-        found = torch.autograd.grad(self.loss, list(live.values()), allow_unused=True, retain_graph=True)
-        return dict(zip(live, found, strict=True))
+            return dict.fromkeys(live), None
+        try:
+            found = torch.autograd.grad(self.loss, list(live.values()), allow_unused=True, retain_graph=True)
+        except RuntimeError as error:
+            return dict.fromkeys(live), error
+        return dict(zip(live, found, strict=True)), None
 
     def everything(self) -> dict[str, Tensor]:
         """All that a caller can see, by a readable name. Per-token results count on trained tokens alone."""

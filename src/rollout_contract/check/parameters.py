@@ -95,6 +95,8 @@ def parameters_of(function: Callable[..., Any], lenient: bool = False) -> list[P
     if not inspect.isroutine(code):
         code = type(code).__call__
     hints = _annotations(code)
+    if not lenient and "self" in inspect.signature(function).parameters:
+        raise CannotCheckError("it is a method; give the module an object that is called, or a function")
     found = list(_needed(function, hints))
     if not lenient:
         _require_values(found)

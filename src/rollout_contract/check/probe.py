@@ -15,6 +15,7 @@ from rollout_contract.check.inputs import Inputs, Setup, make_inputs
 from rollout_contract.check.outcome import Outcome
 from rollout_contract.check.sizes import FIRST, SECOND, Sizes
 from rollout_contract.check.subjects import Subject
+from rollout_contract.corrections.correction import Correction
 from rollout_contract.roles import Role
 
 T = TypeVar("T")
@@ -36,9 +37,10 @@ class Finding:
 class Probe:
     """A function, and its outcomes on whatever input a rule wants to see."""
 
-    def __init__(self, subject: Subject, bound: bool = True) -> None:
+    def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self._bound = bound
+        # A correction is made before the forward pass: what it reads of the current policy is a fault.
+        self._bound = subject.returns is not Correction
         self._memory: dict[Hashable, Any] = {}
         self._outcomes: dict[tuple[Setup, int, bool], Outcome] = {}
 

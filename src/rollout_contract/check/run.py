@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 
+from rollout_contract.check.failure import show_error
 from rollout_contract.check.findings import CannotCheckError, Fault, Place, Report, Unchecked
 from rollout_contract.check.probe import Finding, Probe
 from rollout_contract.check.rules import RULES, SCHEMA_RULE
@@ -121,14 +122,12 @@ class _Collector:
         return Report(tuple(kept), tuple(self._unchecked), tuple(self._checked), seconds)
 
 
-def check_subject(
-    subject: AnySubject, rules: Collection[str], *, bound: bool = True
-) -> tuple[list[Fault], list[Unchecked]]:
+def check_subject(subject: AnySubject, rules: Collection[str]) -> tuple[list[Fault], list[Unchecked]]:
     """Run the rules on one function or schema."""
     if isinstance(subject, SchemaSubject):
         found = [(n, f) for n in rules if n in RULES for f in RULES[n].find_in_schema(subject)]
         return [finding.fault(name, subject.name) for name, finding in found], []
-    probe = Probe(subject, bound)
+    probe = Probe(subject)
     try:
         probe.inputs(probe.setup())
     except (CannotCheckError, ContractError) as error:
@@ -143,6 +142,10 @@ def check_subject(
             findings[name] = list(RULES[name].find(probe)) if name in rules or RULES[name].explains else []
         except CannotCheckError as error:
             reasons.append(Unchecked(subject.name, subject.place, f"rule {name}: {error}"))
+            continue
+        except Exception as error:
+            # A result that a rule did not foresee shall not cost the findings about everything else.
+            reasons.append(Unchecked(subject.name, subject.place, f"rule {name} itself failed: {show_error(error)}"))
             continue
         if findings[name]:
             explained |= set(RULES[name].explains)

@@ -142,7 +142,9 @@ def _subjects(module: ModuleType, key: str, thing: Any, explicit: bool) -> Itera
             if mine:
                 yield from _of_function(name, thing)
         elif _is_object_of_interest(thing):
-            yield from _of_object(name, thing, assignment(module.__file__ or "", key))
+            declaration = assignment(module.__file__ or "", key)
+            if explicit or declaration is not None:
+                yield from _of_object(name, thing, declaration)
     except CannotCheckError as error:
         place = Source(thing).place if callable(thing) else Place(module.__file__ or "", 0)
         yield Unchecked(name, place, str(error))

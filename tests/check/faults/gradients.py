@@ -185,3 +185,14 @@ def live_metric_keyword(
     kept = log_probs.where(batch.loss_mask, 0.0)
     value = -(kept * read(batch, "loss_weights", like=kept)).sum()
     return value, {"nll": value * 1.0}  # fault: metric-graph
+
+
+# -- a backward pass that fails ------------------------------------------------------------------------------------
+
+
+def edits_what_backward_needs(batch: PolicyBatch) -> Loss:  # fault: raises
+    log_probs = read(batch, "log_probs")
+    ratio = (log_probs - read(batch, "old_log_probs", like=log_probs)).exp()
+    terms = -ratio * read(batch, "advantages", like=log_probs)
+    ratio.clamp_(max=2.0)
+    return weighted_sum(batch, terms + ratio, {})

@@ -25,6 +25,7 @@ from rollout_contract.check.rules import (
     permutation,
     raises,
     role,
+    rows,
     shape,
     split,
     unreached,
@@ -83,6 +84,7 @@ _MODULES = (
     in_place,
     masked,
     split,
+    rows,
     permutation,
     device,
 )
