@@ -7,12 +7,15 @@ tokens that a correction rejects leave the denominator.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
+from rollout_contract.errors import Violation
 from rollout_contract.kernels.precision import widest
 from rollout_contract.kernels.segments import segment_count
 from rollout_contract.layout import Layout
@@ -70,11 +73,30 @@ class Aggregation(BaseModel):
         return self
 
 
+def denominator_violations(
+    aggregation: Aggregation, group: ProcessGroup | None, denominator: Tensor | float | None
+) -> Iterator[Violation]:
+    """A denominator that is no positive number, or that the mode has no use for."""
+    if denominator is None:
+        return
+    if aggregation.mode in ("sum", "prompt-mean", "group-mean-token-mean"):
+        expected = "a mode with one denominator: token-mean, seq-mean-token-mean, seq-mean-token-sum, constant"
+        yield Violation("denominator", "metadata", expected, aggregation.mode)
+    if group is not None:
+        yield Violation("denominator", "metadata", "a group to count over, or the count itself", "both")
+    if isinstance(denominator, Tensor):
+        if denominator.dim():
+            yield Violation("denominator", "shape", "one number", f"a tensor of shape {list(denominator.shape)}")
+    elif not 0 < denominator < math.inf:
+        yield Violation("denominator", "metadata", "a number above 0", f"{denominator}")
+
+
 def step_weights(
     layout: Layout,
     loss_mask: Tensor,
     aggregation: Aggregation,
     group: ProcessGroup | None = None,
+    denominator: Tensor | float | None = None,
 ) -> Tensor:
     """[tokens] fixed weights of a whole step; exactly 0 where the mask is off.
 
@@ -85,16 +107,22 @@ def step_weights(
         loss_mask: [tokens] bool.
         aggregation: the mode.
         group: ranks that hold the rest of the step. A group of samples may be spread over them.
+        denominator: in place of what is counted here; see ``RolloutBatch.weighted``.
     """
     with ordinary_tensors(), torch.no_grad():
         dtype = widest(loss_mask.device)
         mask = loss_mask.to(dtype)
-        per_sample = _per_sample(layout, loss_mask, aggregation, dtype, group)
+        per_sample = _per_sample(layout, loss_mask, aggregation, dtype, group, denominator)
         return mask * layout.expand(per_sample * aggregation.scale)
 
 
 def _per_sample(
-    layout: Layout, loss_mask: Tensor, aggregation: Aggregation, dtype: torch.dtype, group: ProcessGroup | None
+    layout: Layout,
+    loss_mask: Tensor,
+    aggregation: Aggregation,
+    dtype: torch.dtype,
+    group: ProcessGroup | None,
+    denominator: Tensor | float | None,
 ) -> Tensor:
     """[batch]: the weight that every trained token of a sample has."""
     ids = layout.sample_ids(loss_mask.device)
@@ -104,11 +132,11 @@ def _per_sample(
     if mode == "sum":
         return ones
     if mode == "token-mean":
-        return ones / _over_ranks(count.sum(), group).clamp(min=1).to(dtype)
+        return ones / _total(count, dtype, group, denominator)
     counts = torch.ones_like(count) if aggregation.count_empty else (count > 0).to(count.dtype)
     if mode in ("prompt-mean", "group-mean-token-mean"):
         return _per_group(layout, count, counts, aggregation, dtype, group)
-    samples = _over_ranks(counts.sum(), group).clamp(min=1).to(dtype)
+    samples = _total(counts, dtype, group, denominator)
     if mode == "seq-mean-token-mean":
         return 1.0 / (count.clamp(min=1).to(dtype) * samples)
     divisor = aggregation.constant if aggregation.constant is not None else 1.0
@@ -152,6 +180,15 @@ def _groups_over_ranks(
     number = len([row for row in totals.values() if count_empty or row[0] > 0])
     mine = sums.new_tensor([totals[name] for name in names]).reshape(-1, 2)
     return mine, sums.new_tensor(max(number, 1))
+
+
+def _total(
+    counts: Tensor, dtype: torch.dtype, group: ProcessGroup | None, denominator: Tensor | float | None
+) -> Tensor | float:
+    """What was counted elsewhere, or the sum of the counts over the ranks; at least 1."""
+    if isinstance(denominator, Tensor):
+        return denominator.to(dtype)
+    return _over_ranks(counts.sum(), group).clamp(min=1).to(dtype) if denominator is None else denominator
 
 
 def _over_ranks(count: Tensor, group: ProcessGroup | None) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rollout_contract.aggregation import Aggregation, Mode, step_weights
+from rollout_contract.aggregation import Aggregation, Mode, denominator_violations, step_weights
 from rollout_contract.errors import Violation, raise_violations, violation_error
 from rollout_contract.layout import Layout
 from rollout_contract.roles import Fixed, Metadata, PerSample, Role, unbound
@@ -236,7 +236,12 @@ class RolloutBatch(_Schema):
         return _make(type(self), combine.correct(type(self).__name__, self.__plan__, self._state, correction))
 
     def weighted(
-        self, aggregation: Aggregation | Mode, *, group: ProcessGroup | None = None, scale: float = 1.0
+        self,
+        aggregation: Aggregation | Mode,
+        *,
+        group: ProcessGroup | None = None,
+        denominator: Tensor | float | None = None,
+        scale: float = 1.0,
     ) -> Self:
         """The batch with one fixed weight per token, computed from the counts of the whole step.
 
@@ -245,17 +250,22 @@ class RolloutBatch(_Schema):
         Args:
             aggregation: how token losses become one number.
             group: data-parallel ranks that hold the other parts of the step; counts are summed over them.
+            denominator: the count of the whole step, where a trainer has it: trained tokens for ``token-mean``, samples
+                for the means over samples and ``constant``. Then this batch may be a part of the step. Above 0; a 0-dim
+                tensor stays on its device.
             scale: multiplies every weight, for example the number of ranks when gradients are averaged over them.
         """
         self._verify()
         spec = aggregation if isinstance(aggregation, Aggregation) else Aggregation(mode=aggregation)
-        if self.is_part:
-            hint = "call weighted() on the step, then split it"
+        if self.is_part and denominator is None:
+            hint = "call weighted() on the step, then split it; or give the step's denominator"
             late = Violation("loss_weights", "rows", "the whole step", "a part of one, with too small counts", hint)
             raise violation_error(type(self).__name__, late)
-        if group is not None or scale != 1.0:
-            spec = spec.model_copy(update={"is_local": group is None, "scale": spec.scale * scale})
-        weights = step_weights(self.layout, self._state.values["loss_mask"], spec, group)
+        raise_violations(type(self).__name__, denominator_violations(spec, group, denominator))
+        is_local = group is None and denominator is None
+        if not is_local or scale != 1.0:
+            spec = spec.model_copy(update={"is_local": is_local, "scale": spec.scale * scale})
+        weights = step_weights(self.layout, self._state.values["loss_mask"], spec, group, denominator)
         kept = {n: v for n, v in self._state.values.items() if n not in ("loss_weights", "aggregation")}
         state = combine.replace(self.__plan__, self._state, kept | {"loss_weights": weights, "aggregation": spec})
         return _make(type(self), state)
