@@ -211,7 +211,7 @@ def _convert(draft: Draft, spec: FieldSpec, tensor: Tensor) -> Tensor:
     if spec.family == "bool":
         return _to_bool(draft, spec, tensor)
     if spec.family == "float" and not tensor.is_floating_point() and not tensor.is_complex():
-        return tensor.to(getattr(torch, "float32" if "float32" in spec.dtypes else spec.dtypes[0]))
+        return tensor.to(getattr(torch, spec.usual_dtype))
     if dtype in HALF_PRECISION and "float32" in spec.dtypes:
         if spec.upcast or draft.settings.half_precision == "upcast":
             draft.repairs[f"{spec.name}: upcast from {dtype}"] = tensor.numel()
@@ -223,7 +223,7 @@ def _convert(draft: Draft, spec: FieldSpec, tensor: Tensor) -> Tensor:
         draft.violations.append(Violation(spec.name, "dtype", " or ".join(spec.dtypes), dtype, hint))
         return tensor
     expected = " or ".join(spec.dtypes)
-    draft.violations.append(Violation(spec.name, "dtype", expected, dtype, f"convert it to {spec.dtypes[0]}"))
+    draft.violations.append(Violation(spec.name, "dtype", expected, dtype, f"convert it to {spec.usual_dtype}"))
     return tensor
 
 

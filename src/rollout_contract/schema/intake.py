@@ -89,10 +89,11 @@ def _is_number(item: Any) -> bool:
 
 def _python_dtype(spec: FieldSpec) -> torch.dtype:
     """The dtype of numbers that come without one."""
-    if spec.family == "float":
-        return torch.float32 if "float32" in spec.dtypes else getattr(torch, spec.dtypes[0])
-    # A mask's rows may hold ints, floats or bools; float32 represents them all, and the wrong ones too.
-    return torch.long if spec.family == "int" else torch.float32
+    if spec.family == "bool":
+        # A mask's rows may hold ints, floats or bools; float64 represents them all, and the wrong ones too.
+        return torch.float64
+    dtype: torch.dtype = getattr(torch, spec.usual_dtype)
+    return dtype
 
 
 def _from_numbers(spec: FieldSpec, values: Sequence[Any], layout: Layout, device: torch.device) -> Intake:

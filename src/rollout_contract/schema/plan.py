@@ -26,6 +26,9 @@ HALF_PRECISION = ("float16", "bfloat16")
 # Plain ``Float`` means a dtype in which a difference of log-probs is still a number worth exponentiating.
 _FULL_PRECISION = ("float32", "float64")
 
+# Annotations know these, but no tensor can be made of them.
+_SUB_BYTE = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (2, 4))
+
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
@@ -46,6 +49,12 @@ class FieldSpec:
     @property
     def is_tensor(self) -> bool:
         return self.role in (Role.FIXED, Role.TRAINABLE)
+
+    @property
+    def usual_dtype(self) -> str:
+        """What numbers become that come without a dtype, or have to be converted."""
+        usual = {"float": "float32", "int": "int64", "bool": "bool"}[self.family]
+        return usual if usual in self.dtypes else self.dtypes[0]
 
     @property
     def axis(self) -> str:
@@ -171,7 +180,7 @@ def _compile_tensor(name: str, role: Role, required: bool, parts: tuple[Any, ...
         required,
         dims=tuple(int(size) if size.isdigit() else size for size in sizes),
         family=family,
-        dtypes=dtypes,
+        dtypes=tuple(dtype for dtype in dtypes if dtype not in _SUB_BYTE),
         any_device=AnyDevice in parts,
         upcast=Upcast in parts,
         allow_nan=AllowNaN in parts,
