@@ -176,14 +176,21 @@ class Metrics(Mapping[str, Metric]):
         return Metrics({f"{prefix}/{name}": metric for name, metric in self.items()})
 
     def all_reduce(self, group: ProcessGroup | None = None) -> Metrics:
-        """Metrics over all ranks of ``group``. Every rank must hold the same names in the same order."""
-        reduced: dict[str, Metric] = {}
+        """Metrics over all ranks of ``group``. Every rank must hold the same names in the same order.
+
+        One collective for all sums, one for all maxima, one for all minima.
+        """
         operations = {"sum": torch.distributed.ReduceOp.SUM, "max": torch.distributed.ReduceOp.MAX}
         operations["min"] = torch.distributed.ReduceOp.MIN
-        for name, metric in self.items():
-            parts = metric.parts.clone()
-            torch.distributed.all_reduce(parts, operations[_FINISH[metric.kind][0]], group)
-            reduced[name] = Metric(metric.kind, parts)
+        reduced = dict(self._metrics)
+        for rule, operation in operations.items():
+            names = [name for name, metric in self.items() if _FINISH[metric.kind][0] == rule]
+            if not names:
+                continue
+            joined = torch.cat([self[name].parts for name in names])
+            torch.distributed.all_reduce(joined, operation, group)
+            pieces = joined.split([self[name].parts.numel() for name in names])
+            reduced |= {name: Metric(self[name].kind, part) for name, part in zip(names, pieces, strict=True)}
         return Metrics(reduced)
 
     def compute(self) -> dict[str, float]:
