@@ -18,7 +18,7 @@ OWN = (
     "rollout_contract.losses.value",
     "rollout_contract.losses.entropy",
     "rollout_contract.distillation.full",
-    "rollout_contract.distillation.sampled",
+    "rollout_contract.objectives.reverse_kl",
     "rollout_contract.distillation.advantages",
     "rollout_contract.corrections.truncate",
     "rollout_contract.corrections.icepop",

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rollout_contract import metrics
 from rollout_contract.corrections import Truncate
-from rollout_contract.distillation.sampled import RolloutReverseKL
 from rollout_contract.kernels import importance, kl
 from rollout_contract.kernels.trust_region import leaves_region, probability_shift
 from rollout_contract.kl import K3
@@ -20,6 +19,7 @@ from rollout_contract.losses.value import CriticError
 from rollout_contract.metrics import Metrics
 from rollout_contract.mismatch import mismatch_metrics
 from rollout_contract.objectives import PPOClip
+from rollout_contract.objectives.reverse_kl import RolloutReverseKL
 from rollout_contract.schemas import ObservedEntropyBatch, ScoredKLBatch, ValueBatch
 from tests.conformance import policy_objectives
 from tests.conformance.correction_rules import opsm_keep, rule_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ def test_huge_ratios_stay_finite(objective: Objective, dtype: torch.dtype, scale
         (gradient,) = torch.autograd.grad(loss.value, leaf)
         assert loss.value.isfinite()
         assert gradient.isfinite().all()
-        assert all(torch.tensor(number).isfinite() for number in loss.metrics.compute().values())
+        assert all(map(math.isfinite, loss.metrics.compute().values()))
 
 
 @bounded_objectives
@@ -103,7 +104,8 @@ def test_without_a_bound_it_is_still_finite(objective: Objective) -> None:
     unbounded = objective.model_copy(update={"log_ratio_bound": None})
     step = make_step(objective.reads, dtype=torch.float32)
     fields = fixed_fields(step)
-    fields["advantages"] = torch.zeros_like(fields["advantages"])
+    if "advantages" in fields:
+        fields["advantages"] = torch.zeros_like(fields["advantages"])
     for name in fields:
         if name.endswith("log_probs"):
             fields[name] -= 1e4

@@ -9,12 +9,6 @@ from typing import Any
 import torch
 from hypothesis import assume
 
-from rollout_contract.distillation import (
-    FrontLoadedReverseKL,
-    RolloutReverseKL,
-    SampledReverseKL,
-    WeightedReverseKL,
-)
 from rollout_contract.objectives import PPOClip, registry
 from tests.properties.batches import POSITIVE_WEIGHT, Case
 from tests.reference import distillation
@@ -121,8 +115,7 @@ VESPO_SHAPE = {"k_positive": 1.5, "lambda_positive": 2.0, "k_negative": 2.5, "la
 CLIP = {"clip_low": 0.15, "clip_high": 0.28}
 NARROW = {"clip_low": 0.05, "clip_high": 0.1}
 
-DISTILLATION = (SampledReverseKL, WeightedReverseKL, RolloutReverseKL, FrontLoadedReverseKL)
-KINDS = {**registry.OBJECTIVES, **{kind.name: kind for kind in DISTILLATION}}
+KINDS = registry.OBJECTIVES
 
 REFERENCES: dict[str, list[tuple[Config, Reference]]] = {
     "ppo_clip": [

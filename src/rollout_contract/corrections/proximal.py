@@ -51,9 +51,9 @@ def proximal_log_probs(
         ],
     )
     behaviour, current = rollout_log_probs.detach(), log_probs.detach().to(rollout_log_probs.dtype)
-    lag = version - versions
+    lag = (version - versions).to(behaviour.dtype)
     stale = (versions >= 0) & (lag > 0)
-    share = ((lag - 1) / lag.where(stale, 1)).clamp(0.0, 1.0).where(stale, 0.0).to(behaviour.dtype)
+    share = ((lag - 1) / lag.where(stale, 1)).clamp(0.0, 1.0).where(stale, 0.0)
     blended = importance.interpolated_log_probs(behaviour, current, share, blend == "linear")
     # Where the share is 0 the current policy is not asked, so that its NaN at such a token is not either.
     return torch.where(share > 0, blended, behaviour)

@@ -25,11 +25,6 @@ from rollout_contract.distillation.advantages import reverse_kl_metrics as rever
 from rollout_contract.distillation.full import divergence_of_hidden_states as divergence_of_hidden_states
 from rollout_contract.distillation.full import divergence_of_logits as divergence_of_logits
 from rollout_contract.distillation.registry import DISTRIBUTION_TERMS as DISTRIBUTION_TERMS
-from rollout_contract.distillation.registry import SAMPLED_OBJECTIVES as SAMPLED_OBJECTIVES
-from rollout_contract.distillation.sampled import FrontLoadedReverseKL as FrontLoadedReverseKL
-from rollout_contract.distillation.sampled import RolloutReverseKL as RolloutReverseKL
-from rollout_contract.distillation.sampled import SampledReverseKL as SampledReverseKL
-from rollout_contract.distillation.sampled import WeightedReverseKL as WeightedReverseKL
 from rollout_contract.distillation.teachers import mixed_teacher as mixed_teacher
 from rollout_contract.distillation.term import FullVocabulary as FullVocabulary
 from rollout_contract.distillation.topk import FlooredTopKDivergence as FlooredTopKDivergence
@@ -37,3 +32,7 @@ from rollout_contract.distillation.topk import TopKDivergence as TopKDivergence
 from rollout_contract.distillation.topk import TopKReverseKL as TopKReverseKL
 from rollout_contract.kernels.topk import topk_support as topk_support
 from rollout_contract.losses.distillation import distillation_loss as distillation_loss
+from rollout_contract.objectives.reverse_kl import FrontLoadedReverseKL as FrontLoadedReverseKL
+from rollout_contract.objectives.reverse_kl import RolloutReverseKL as RolloutReverseKL
+from rollout_contract.objectives.reverse_kl import SampledReverseKL as SampledReverseKL
+from rollout_contract.objectives.reverse_kl import WeightedReverseKL as WeightedReverseKL

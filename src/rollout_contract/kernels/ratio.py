@@ -16,8 +16,11 @@ from rollout_contract.kernels.segments import segment_mean, segment_sum
 
 
 def largest_log_ratio(dtype: torch.dtype) -> float:
-    """The largest log-ratio whose exponential is finite in ``dtype``: 87 for float32, 708 for float64."""
-    return math.floor(math.log(torch.finfo(dtype).max)) - 1.0
+    """The largest log-ratio that a loss can exponentiate in ``dtype``: 68 nats for float32, 689 for float64.
+
+    Its exponential leaves a factor of e^20 for what multiplies it, an advantage and the sum over a batch.
+    """
+    return math.floor(math.log(torch.finfo(dtype).max)) - 20.0
 
 
 def bounded(log_ratio: Float[Tensor, "n"], bound: float | None = 20.0) -> Float[Tensor, "n"]:

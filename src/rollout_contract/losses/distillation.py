@@ -11,7 +11,7 @@ def distillation_loss(batch: BatchT, term: TokenTerm[BatchT]) -> Loss:
 
     The divergence of a token does not depend on which token was sampled there, so a correction's importance weights are
     not applied; its mask is. Losses on the sampled token alone are objectives of ``policy_loss``
-    (``rollout_contract.distillation.sampled``).
+    (``rollout_contract.objectives.reverse_kl``).
 
     Args:
         batch: bound and weighted; at least of the schema that the term reads.

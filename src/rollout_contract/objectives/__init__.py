@@ -29,6 +29,10 @@ from rollout_contract.objectives.registry import OBJECTIVES as OBJECTIVES
 from rollout_contract.objectives.reinforce import GPG as GPG
 from rollout_contract.objectives.reinforce import Reinforce as Reinforce
 from rollout_contract.objectives.reinforce import RolloutReinforce as RolloutReinforce
+from rollout_contract.objectives.reverse_kl import FrontLoadedReverseKL as FrontLoadedReverseKL
+from rollout_contract.objectives.reverse_kl import RolloutReverseKL as RolloutReverseKL
+from rollout_contract.objectives.reverse_kl import SampledReverseKL as SampledReverseKL
+from rollout_contract.objectives.reverse_kl import WeightedReverseKL as WeightedReverseKL
 from rollout_contract.objectives.rollout_is import RolloutIS as RolloutIS
 from rollout_contract.objectives.sapo import SAPO as SAPO
 from rollout_contract.objectives.topr import TOPR as TOPR

@@ -20,6 +20,12 @@ from rollout_contract.objectives.optimal_advantage import OptimalAdvantage
 from rollout_contract.objectives.ppo_clip import PPOClip
 from rollout_contract.objectives.product_clip import ProductClip
 from rollout_contract.objectives.reinforce import GPG, Reinforce, RolloutReinforce
+from rollout_contract.objectives.reverse_kl import (
+    FrontLoadedReverseKL,
+    RolloutReverseKL,
+    SampledReverseKL,
+    WeightedReverseKL,
+)
 from rollout_contract.objectives.rollout_is import RolloutIS
 from rollout_contract.objectives.sapo import SAPO
 from rollout_contract.objectives.topr import TOPR
@@ -55,6 +61,10 @@ _ALL: tuple[type[Objective], ...] = (
     OPSM,
     ProximalOPSM,
     TopEntropy,
+    SampledReverseKL,
+    WeightedReverseKL,
+    RolloutReverseKL,
+    FrontLoadedReverseKL,
 )
 
 OBJECTIVES: Mapping[str, type[Objective]] = MappingProxyType({kind.name: kind for kind in _ALL})

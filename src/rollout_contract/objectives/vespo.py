@@ -44,10 +44,9 @@ class VESPO(Objective):
     lambda_negative: NonNegativeFloat = 2.0
     log_ratio_bound: float = Field(default=20.0, gt=0.0)
 
-    def terms(self, batch: PolicyBatch, /) -> Terms:
-        log_probs, mask = read(batch, "log_probs"), batch.loss_mask
-        advantages = read(batch, "advantages", like=log_probs)
-        log_ratio = log_probs.detach() - read(batch, "old_log_probs", like=log_probs)
+    def weights(self, batch: PolicyBatch, /) -> Tensor:
+        """[tokens] phi, the same at every token of a sample, without a gradient."""
+        log_ratio = _log_ratio(batch)
         log_weight = summed_log_weight(
             bounded(log_ratio, self.log_ratio_bound),
             _correction_weights(batch, log_ratio),
@@ -55,14 +54,23 @@ class VESPO(Objective):
             floor=1e-8,
             ceiling=20.0,
         )
-        phi = gamma_weights(
+        return gamma_weights(
             log_weight,
-            advantages,
+            read(batch, "advantages", like=log_ratio),
             GammaShape(self.k_positive, self.lambda_positive),
             GammaShape(self.k_negative, self.lambda_negative),
         )
-        found = ratio_metrics(log_ratio, mask, self.log_ratio_bound) | {"phi": metrics.mean(phi, mask)}
-        return Terms(score_function(log_probs, advantages, phi), Metrics(found))
+
+    def terms(self, batch: PolicyBatch, /) -> Terms:
+        log_probs, mask = read(batch, "log_probs"), batch.loss_mask
+        phi = self.weights(batch)
+        found = ratio_metrics(_log_ratio(batch), mask, self.log_ratio_bound) | {"phi": metrics.mean(phi, mask)}
+        return Terms(score_function(log_probs, read(batch, "advantages", like=log_probs), phi), Metrics(found))
+
+
+def _log_ratio(batch: PolicyBatch) -> Tensor:
+    log_probs = read(batch, "log_probs").detach()
+    return log_probs - read(batch, "old_log_probs", like=log_probs)
 
 
 def _correction_weights(batch: PolicyBatch, like: Tensor) -> Tensor:
