@@ -301,6 +301,7 @@ class RolloutBatch(_Schema):
 
     def __iter__(self) -> Iterator[Self]:
         """One-sample batches, in order."""
+        self._verify()
         return (self._rows(range(row, row + 1)) for row in range(len(self)))
 
     @classmethod
