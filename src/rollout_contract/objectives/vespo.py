@@ -45,7 +45,7 @@ class VESPO(Objective):
     log_ratio_bound: float = Field(default=20.0, gt=0.0)
 
     def weights(self, batch: PolicyBatch, /) -> Tensor:
-        """[tokens] phi, the same at every token of a sample, without a gradient."""
+        """[tokens] phi, without a gradient; one value per sample for advantages of one sign in it."""
         log_ratio = _log_ratio(batch)
         log_weight = summed_log_weight(
             bounded(log_ratio, self.log_ratio_bound),
