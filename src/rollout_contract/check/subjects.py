@@ -202,7 +202,7 @@ def _of_object(name: str, thing: Any, declaration: Place | None) -> Iterator[Sub
     if isinstance(thing, partial):
         yield from _of_partial(name, thing, declaration)
     elif (schema := _schema_of_terms(thing)) is not None:
-        yield _terms_subject(name, thing, schema, declaration)
+        yield subject_of_terms(name, thing, schema, declaration)
     else:
         yield make_subject(name, thing, type(thing).__call__, declaration=declaration)
 
@@ -221,7 +221,7 @@ def _of_partial(name: str, thing: partial[Any], declaration: Place | None) -> It
     yield Subject(name, thing, type(given[0]).terms, tuple(parameters), returns, declared, splits, declaration)
 
 
-def _terms_subject(name: str, term: Any, schema: type[RolloutBatch], declaration: Place | None) -> Subject:
+def subject_of_terms(name: str, term: Any, schema: type[RolloutBatch], declaration: Place | None) -> Subject:
     """The loss of an objective, or of any other term."""
     batch = Parameter("batch", inspect.Parameter.POSITIONAL_ONLY, schema=schema)
     correction: Consumption = getattr(term, "correction", "multiplies")
