@@ -122,7 +122,7 @@ def test_the_rule_holds_on_level_structure_and_not_on_off() -> None:
         policy_batch(advantages=ones("meta"))
 
 
-# -- tensors without values -------------------------------------------------------------------------------------------
+# -- tensors without values -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", ["off", "structure", "values", "auto"])

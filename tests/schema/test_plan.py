@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 import pytest
 import torch
 from jaxtyping import Bool, Complex, Float, Float16, Float32, Int, Int64, Shaped
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from rollout_contract import AnyDevice, Fixed, Metadata, PerSample, RolloutBatch, Trainable, Upcast, unbound
@@ -165,6 +166,19 @@ def test_metadata_that_is_required_or_wrong() -> None:
     assert caught.value.field == "policy_version"
     with pytest.raises(Exception, match=r"task \[missing\]"):
         noted(task=None)
+
+
+def test_constraints_of_host_values_hold() -> None:
+    class Positive(RolloutBatch):
+        version: Metadata[PositiveInt]
+        score: PerSample[Annotated[float, Field(le=1.0)]] = unbound()
+
+    with pytest.raises(MetadataError) as caught:
+        Positive(response_lengths=[1, 1], loss_mask=[1, 1], version=0, score=[0.5, 1.5])
+    assert [(v.field, v.row, v.found, v.expected) for v in caught.value.violations] == [
+        ("version", None, "0", "Input should be greater than 0"),
+        ("score", 1, "1.5", "Input should be less than or equal to 1"),
+    ]
 
 
 def test_a_wider_schema_brings_its_defaults() -> None:

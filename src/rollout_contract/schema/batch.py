@@ -6,10 +6,12 @@ build  ->  extend / corrected / weighted  ->  split / select / to  ->  bind  -> 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform, overload
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, dataclass_transform, overload
 
 import torch
 from jaxtyping import Bool, Float
+from pydantic import AfterValidator
 from torch import Tensor
 
 from rollout_contract.aggregation import Aggregation, Mode, denominator_violations, step_weights
@@ -107,7 +109,7 @@ class RolloutBatch(_Schema):
     prompt_lengths: PerSample[int] = unbound()
     group_ids: PerSample[int] = unbound()
     row_ids: PerSample[int] = unbound()
-    sampling: Metadata[Mapping[str, Sampling]] = unbound()
+    sampling: Metadata[Annotated[Mapping[str, Sampling], AfterValidator(MappingProxyType)]] = unbound()
     aggregation: Metadata[Aggregation] = unbound()
     loss_weights: Fixed[Float[Tensor, "tokens"]] = unbound()
     correction_weights: Fixed[Float[Tensor, "tokens"]] = unbound()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -242,12 +243,12 @@ def _close(mine: Any, theirs: Any, rtol: float, atol: float) -> bool:
         dtype = torch.promote_types(mine.dtype, theirs.dtype)
         theirs = theirs.to(mine.device, dtype)
         return mine.shape == theirs.shape and torch.allclose(mine.to(dtype), theirs, rtol, atol, equal_nan=True)
+    if hasattr(mine, "__array_interface__"):
+        return _equal(mine.tolist(), getattr(theirs, "tolist", lambda: theirs)())
     if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
         return mine.keys() == theirs.keys() and all(_equal(value, theirs[key]) for key, value in mine.items())
     if isinstance(mine, list | tuple) and isinstance(theirs, list | tuple):
         return len(mine) == len(theirs) and all(map(_equal, mine, theirs))
-    if hasattr(mine, "__array_interface__") and hasattr(theirs, "__array_interface__"):
-        return _equal(mine.tolist(), theirs.tolist())
     return bool(mine == theirs) or bool(mine != mine and theirs != theirs)
 
 
@@ -322,4 +323,10 @@ def to_device(plan: Plan, state: State, device: torch.device) -> State:
 
 def compact(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values that can be sent: a view would drag the whole storage of its step along."""
-    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in values.items()}
+    return {name: _sendable(value) for name, value in values.items()}
+
+
+def _sendable(value: Any) -> Any:
+    if isinstance(value, MappingProxyType):
+        return dict(value)
+    return value.clone() if isinstance(value, Tensor) else value

@@ -134,12 +134,12 @@ def _compile_field(schema: type, name: str, hint: Any) -> FieldSpec | Violation:
         return Violation(name, "schema", f"exactly one tag: {tags}", found, "say what a loss may do with the field")
     default = schema.__dict__.get(name, ...)
     if roles[0] is Role.METADATA:
-        return _compile_metadata(name, TypeAdapter(parts[0]), default)
+        return _compile_metadata(name, TypeAdapter(hint), default)
     if default is not ... and not isinstance(default, Unbound):
         reason = "only metadata of the whole batch has another default"
         return Violation(name, "schema", "no default, or unbound()", repr(default), reason)
     if roles[0] is Role.PER_SAMPLE:
-        return FieldSpec(name, roles[0], default is ..., adapter=TypeAdapter(parts[0]))
+        return FieldSpec(name, roles[0], default is ..., adapter=TypeAdapter(hint))
     return _compile_tensor(name, roles[0], default is ..., parts)
 
 
