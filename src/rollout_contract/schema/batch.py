@@ -152,7 +152,7 @@ class RolloutBatch(_Schema):
     @property
     def repairs(self) -> dict[str, int]:
         """What the build did to the input, with counts."""
-        return {name: int(count) for name, count in self._state.repairs.items()}
+        return report.counts(self._state.repairs)
 
     def has(self, name: str) -> bool:
         """Whether the field exists and is bound."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -43,6 +44,12 @@ def _typed_shape(spec: FieldSpec, tensor: Tensor) -> str:
         for dim, size in zip(spec.dims, tensor.shape, strict=True)
     )
     return f"{short_dtype(tensor)}[{', '.join(dims)}]"
+
+
+def counts(repairs: Mapping[str, Any]) -> dict[str, int]:
+    """What was done to the input, read from the device; nothing where nothing was to be done."""
+    found = {name: int(count) for name, count in repairs.items()}
+    return {name: count for name, count in found.items() if count}
 
 
 class FieldSummary(BaseModel):
@@ -115,7 +122,7 @@ def summarise(name: str, plan: Plan, state: State) -> Summary:
         untrained_samples=int((per_sample == 0).sum()),
         longest_response=layout.max_length,
         fields=tuple(_summarise_field(spec, state.values[spec.name], mask) for spec in specs),
-        repairs={repair: int(count) for repair, count in state.repairs.items()},
+        repairs=counts(state.repairs),
     )
 
 
