@@ -46,12 +46,15 @@ def check(
     seen: set[str] = set()
     for target in targets:
         for item in _found(target):
+            name = item.subject if isinstance(item, Unchecked | Fault) else item.name
+            if any(fnmatchcase(name, pattern) for pattern in exclude):
+                continue
             if isinstance(item, Unchecked | Fault):
                 collector.add(item)
-            elif item.name not in seen and not any(fnmatchcase(item.name, pattern) for pattern in exclude):
-                seen.add(item.name)
+            elif name not in seen:
+                seen.add(name)
                 if progress is not None:
-                    progress(item.name)
+                    progress(name)
                 collector.check(item)
             if collector.is_done:
                 break

@@ -34,8 +34,15 @@ def text_lines(report: Report, width: int) -> Iterator[Line]:
     """The lines of the report, with a style for each piece."""
     for file, faults in groupby(report.faults, key=lambda fault: fault.place.file):
         yield [Span(relative(file) if file else "(no source)", "file")]
-        for fault in faults:
-            yield from _fault(fault, width)
+        for place, here in groupby(faults, key=lambda fault: fault.place):
+            code = source_line(place)
+            room = width - _INDENT
+            yield [
+                Span(f"{place.line:>6}  ", "line"),
+                Span(code if len(code) <= room else f"{code[: room - 3]}...", "code"),
+            ]
+            for fault in here:
+                yield from _fault(fault, width)
     if report.unchecked:
         yield [Span("not checked", "unsure")]
         for item in report.unchecked:
@@ -45,11 +52,7 @@ def text_lines(report: Report, width: int) -> Iterator[Line]:
 
 def _fault(fault: Fault, width: int) -> Iterator[Line]:
     name = fault.subject.rpartition(":")[2]
-    yield [Span(f"{fault.place.line:>6}  ", "line"), Span(fault.rule, "rule"), Span(f"  in {name}", "subject")]
-    code = source_line(fault.place)
-    if code:
-        room = width - _INDENT
-        yield [Span(" " * _INDENT), Span(code if len(code) <= room else f"{code[: room - 3]}...", "code")]
+    yield [Span(" " * _INDENT), Span(fault.rule, "rule"), Span(f"  in {name}", "subject")]
     for label, text in (("expected", fault.expected), ("found", fault.found), ("repair", fault.hint)):
         if text:
             yield from _labelled(label, text, width)
