@@ -24,7 +24,7 @@ def blocks() -> list[Block]:
 def run_example() -> dict[str, Any]:
     """Execute the first block as printed, and return its names."""
     names: dict[str, Any] = {"__name__": "readme"}
-    exec(compile(blocks()[0].text, "README.md", "exec"), names)
+    exec(compile(blocks()[0].text, "README.md", "exec", dont_inherit=True), names)
     return names
 
 

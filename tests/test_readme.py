@@ -31,5 +31,5 @@ def _mistakes() -> list[tuple[Block, Block]]:
 @pytest.mark.parametrize(("code", "printed"), _mistakes())
 def test_the_printed_errors_are_the_real_ones(code: Block, printed: Block) -> None:
     with pytest.raises(ContractError) as caught:
-        exec(compile(code.text, "README.md", "exec"), run_example())
+        exec(compile(code.text, "README.md", "exec", dont_inherit=True), run_example())
     assert str(caught.value) == printed.text.rstrip("\n")

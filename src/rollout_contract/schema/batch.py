@@ -192,9 +192,7 @@ class RolloutBatch(_Schema):
         """The same rows under a wider schema, with the fields that it adds. Only the new fields are checked."""
         self._verify()
         raise_violations(schema.__name__, self._extension_violations(schema, fields))
-        if fields.get("sampling") is not None and self.has("sampling"):
-            fields["sampling"] = {**self.sampling, **fields["sampling"]}
-        return _make(schema, build(schema.__name__, schema.__plan__, fields, self._state))
+        return _make(schema, build(schema.__name__, schema.__plan__, self._with_sampling(fields), self._state))
 
     def _extension_violations(self, schema: type[RolloutBatch], fields: Mapping[str, Any]) -> Iterator[Violation]:
         hint = f"let {schema.__name__} inherit from {type(self).__name__}, or from the schemas that it combines"
@@ -223,19 +221,33 @@ class RolloutBatch(_Schema):
         nothing = [name for name, value in fields.items() if is_absent(value, self.layout)]
         hint = "leave it out where there is nothing to bind"
         raise_violations(type(self).__name__, [Violation(name, "missing", "a value", "None", hint) for name in nothing])
-        if "sampling" in fields and self.has("sampling"):
-            fields["sampling"] = {**self.sampling, **fields["sampling"]}
-        return _make(type(self), build(type(self).__name__, self.__plan__, fields, self._state))
+        return _make(type(self), build(type(self).__name__, self.__plan__, self._with_sampling(fields), self._state))
 
-    def corrected(self, correction: Correction) -> Self:
+    def _with_sampling(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Sampling metadata comes with each field, and adds up."""
+        new = fields.get("sampling")
+        if not isinstance(new, Mapping) or not self.has("sampling"):
+            return fields
+        return fields | {"sampling": {**self.sampling, **new}}
+
+    def corrected(self, correction: Correction, *, keep_denominators: bool = False) -> Self:
         """The batch with a correction's weights and its narrowed mask, for every loss that follows.
+
+        Args:
+            correction: made from this batch.
+            keep_denominators: rejected tokens still count in the weights of the loss, which the batch must have: a
+                step of which much is rejected then makes a smaller update. So in miles, slime, OpenRLHF and AReaL. By
+                default they leave the denominators, as in verl and SkyRL.
 
         Raises:
             RowsError: the correction was made from other rows.
-            CorrectionError: the batch has correction weights already, or is a part of a step that has its weights.
+            DeviceError: it was made on another device.
+            CorrectionError: the batch has correction weights already, or is a part of a step that has its weights, or
+                has no weights to keep.
         """
         self._verify()
-        return _make(type(self), combine.correct(type(self).__name__, self.__plan__, self._state, correction))
+        state = combine.correct(type(self).__name__, self.__plan__, self._state, correction, keep_denominators)
+        return _make(type(self), state)
 
     def weighted(
         self,

@@ -167,7 +167,8 @@ def _conflicts(plan: Plan, states: Sequence[State]) -> Iterator[Violation]:
         if state.device != first.device:
             yield Violation(f"batch {index}", "device", f"{first.device}, as batch 0", str(state.device), "use to()")
     full = [state for state in states if state.layout.num_samples]
-    if "aggregation" in first.values and len(full) > 1 and not all(state.is_part for state in full):
+    aggregation = first.values.get("aggregation")
+    if aggregation is not None and aggregation.is_local and len(full) > 1 and not all(s.is_part for s in full):
         hint = "call concat() first, then weighted()"
         found = "whole steps, each with weights of its own"
         yield Violation("loss_weights", "rows", "parts of one weighted step", found, hint)
@@ -263,25 +264,36 @@ def allclose(mine: State, theirs: State, rtol: float, atol: float) -> bool:
 
 
 @ordinary_tensors()
-def correct(subject: str, plan: Plan, state: State, correction: Correction) -> State:
-    """Attach a correction's weights and mask; weights of the loss that exist already are computed anew."""
-    raise_violations(subject, _correction_violations(state, correction))
+def correct(subject: str, plan: Plan, state: State, correction: Correction, keep_denominators: bool) -> State:
+    """Attach a correction's weights and mask; weights of the loss that exist already are computed anew, or kept."""
+    raise_violations(subject, _correction_violations(state, correction, keep_denominators))
     values = dict(state.values)
     if correction.weights is not None:
         values["correction_weights"] = correction.weights
-    if correction.mask is not None:
+    if correction.mask is not None and keep_denominators:
+        values["loss_mask"] = values["loss_mask"] & correction.mask
+    elif correction.mask is not None:
         values |= narrowed(values, state.layout, correction.mask)
     return replace(plan, state, values)
 
 
-def _correction_violations(state: State, correction: Correction) -> Iterator[Violation]:
+def _correction_violations(state: State, correction: Correction, keep_denominators: bool) -> Iterator[Violation]:
     if correction.row_ids != state.values["row_ids"]:
         hint = "make the correction from this batch, before it is split or reordered"
         yield Violation("correction", "rows", _short(state.values["row_ids"]), _short(correction.row_ids), hint)
     if correction.weights is not None and "correction_weights" in state.values:
         hint = "combine the corrections into one before applying it"
         yield Violation("correction_weights", "correction", "a batch without correction weights", "a second set", hint)
-    if correction.mask is not None:
+    for name, tensor in (("weights", correction.weights), ("mask", correction.mask)):
+        if tensor is not None and tensor.device != state.device:
+            hint = "make the correction after moving the batch"
+            yield Violation(
+                f"correction {name}", "device", f"{state.device}, where the batch is", f"{tensor.device}", hint
+            )
+    if keep_denominators and "loss_weights" not in state.values:
+        hint = "call weighted() first: its weights are the ones to keep"
+        yield Violation("loss_weights", "correction", "weights of the loss, to be kept", "none yet", hint)
+    elif correction.mask is not None and not keep_denominators:
         yield from narrowing_violations(state.values, state.is_part)
 
 
