@@ -228,7 +228,8 @@ class SkyRLOptions(TrainerOptions):
         return KLInReward(coefficient=coefficient, estimator=self._estimate())
 
     def _critic(self) -> Critic:
-        return Critic(error=CriticError(clip=self.value_clip), aggregation=_TOKEN_MEAN)
+        aggregation = Aggregation(mode="seq-mean-token-mean", count_empty=True)
+        return Critic(error=CriticError(clip=self.value_clip), aggregation=aggregation)
 
     def _advantages(self) -> AdvantageRule:
         whitening = Whitening() if self.advantage_batch_normalize else None
