@@ -5,7 +5,7 @@ build  ->  extend / corrected / weighted  ->  split / select / to  ->  bind  -> 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, dataclass_transform, overload
 
@@ -17,12 +17,13 @@ from torch import Tensor
 from rollout_contract.aggregation import Aggregation, Mode, denominator_violations, step_weights
 from rollout_contract.errors import Violation, raise_violations, violation_error
 from rollout_contract.layout import Layout
-from rollout_contract.roles import Fixed, Metadata, PerSample, Role, unbound
+from rollout_contract.roles import FieldInput, Fixed, Metadata, PerSample, Role, unbound
 from rollout_contract.sampling import Sampling, sampling_violations
 from rollout_contract.schema import combine, report
 from rollout_contract.schema.build import build
+from rollout_contract.schema.extension import extension_violations, with_sampling
 from rollout_contract.schema.intake import is_absent
-from rollout_contract.schema.plan import Plan, compile_plan, describe
+from rollout_contract.schema.plan import Plan, compile_plan
 from rollout_contract.schema.state import State, broken_seals
 from rollout_contract.settings import current_settings
 
@@ -126,11 +127,13 @@ class RolloutBatch(_Schema):
             super().__init_subclass__(**options)
             _install_plan(cls, RolloutBatch)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        _refuse_assignment(self, name)
+        # If they saw these two, they would take every name to be assignable.
 
-    def __delattr__(self, name: str) -> None:
-        _refuse_assignment(self, name)
+        def __setattr__(self, name: str, value: Any) -> None:
+            _refuse_assignment(self, name)
+
+        def __delattr__(self, name: str) -> None:
+            _refuse_assignment(self, name)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -191,27 +194,17 @@ class RolloutBatch(_Schema):
     def extend(self, schema: type[BatchT], **fields: Any) -> BatchT:
         """The same rows under a wider schema, with the fields that it adds. Only the new fields are checked."""
         self._verify()
-        raise_violations(schema.__name__, self._extension_violations(schema, fields))
-        return _make(schema, build(schema.__name__, schema.__plan__, self._with_sampling(fields), self._state))
+        names = (type(self).__name__, schema.__name__)
+        raise_violations(
+            schema.__name__, extension_violations(self.__plan__, self._state, schema.__plan__, names, fields)
+        )
+        return self._built(schema, fields)
 
-    def _extension_violations(self, schema: type[RolloutBatch], fields: Mapping[str, Any]) -> Iterator[Violation]:
-        hint = f"let {schema.__name__} inherit from {type(self).__name__}, or from the schemas that it combines"
-        for name in self._state.values:
-            mine, theirs = self.__plan__[name], schema.__plan__.get(name)
-            if theirs is None or theirs.signature() != mine.signature():
-                found = f"no {name}" if theirs is None else describe(theirs)
-                yield Violation(name, "schema", f"a schema that keeps {describe(mine)}", found, hint)
-        hint = "fields are never replaced: build a new batch"
-        again = [name for name in fields if self.has(name) and name != "sampling"]
-        if isinstance(fields.get("sampling"), Mapping) and self.has("sampling"):
-            again += [f"sampling of {name}" for name in fields["sampling"] if name in self.sampling]
-        for name in again:
-            yield Violation(name, "frozen", "a field that is not set yet", "a second value", hint)
-        if self.has("aggregation") and fields.get("group_ids") is not None:
-            hint = "set the groups before weighted()"
-            yield Violation("group_ids", "rows", "groups that the weights know", "weights made without them", hint)
+    def _built(self, schema: type[BatchT], fields: Mapping[str, Any]) -> BatchT:
+        given = with_sampling(self._state, fields)
+        return _make(schema, build(schema.__name__, schema.__plan__, given, self._state))
 
-    def bind(self, **fields: Any) -> Self:
+    def bind(self, **fields: FieldInput | Mapping[str, Sampling]) -> Self:
         """The batch with the outputs of this forward pass, such as ``log_probs``, in its unbound fields."""
         self._verify()
         late = [n for n, s in self.__plan__.items() if s.is_tensor and not s.required and n not in _SOURCES]
@@ -221,14 +214,7 @@ class RolloutBatch(_Schema):
         nothing = [name for name, value in fields.items() if is_absent(value, self.layout)]
         hint = "leave it out where there is nothing to bind"
         raise_violations(type(self).__name__, [Violation(name, "missing", "a value", "None", hint) for name in nothing])
-        return _make(type(self), build(type(self).__name__, self.__plan__, self._with_sampling(fields), self._state))
-
-    def _with_sampling(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Sampling metadata comes with each field, and adds up."""
-        new = fields.get("sampling")
-        if not isinstance(new, Mapping) or not self.has("sampling"):
-            return fields
-        return fields | {"sampling": {**self.sampling, **new}}
+        return self._built(type(self), fields)
 
     def corrected(self, correction: Correction, *, keep_denominators: bool = False) -> Self:
         """The batch with a correction's weights and its narrowed mask, for every loss that follows.
@@ -319,8 +305,9 @@ class RolloutBatch(_Schema):
         return (self._rows(range(row, row + 1)) for row in range(len(self)))
 
     @classmethod
-    def concat(cls, batches: Sequence[Self]) -> Self:
+    def concat(cls, batches: Iterable[Self]) -> Self:
         """The samples of all batches. A field that some of them lack, or metadata that differs, is an error."""
+        batches = list(batches)
         others = [(i, type(batch).__name__) for i, batch in enumerate(batches) if not isinstance(batch, cls)]
         hint = f"extend({cls.__name__}) adds what is lacking"
         raise_violations(

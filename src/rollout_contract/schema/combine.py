@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rollout_contract.corrections import Correction
 
 PADDING_ROW_ID = -1
+_FILLER = {"row_ids": PADDING_ROW_ID, "group_ids": PADDING_ROW_ID, "response_lengths": 0, "prompt_lengths": 0}
 
 
 def replace(plan: Plan, state: State, values: Mapping[str, Any]) -> State:
@@ -226,7 +227,11 @@ def merged_fields(subject: str, mine: State, theirs: State) -> dict[str, Any]:
             if not _equal(mine.values[name], theirs.values[name])
         ],
     )
-    return {name: value for name, value in theirs.values.items() if name not in shared}
+    added = {name: value for name, value in theirs.values.items() if name not in shared}
+    known = mine.values.get("sampling", {})
+    if "sampling" in added:
+        added["sampling"] = {n: made for n, made in added["sampling"].items() if known.get(n) != made}
+    return added
 
 
 def _short(ids: Sequence[int]) -> str:
@@ -307,6 +312,10 @@ def pad_to(subject: str, plan: Plan, state: State, num_samples: int) -> State:
     if extra < 0:
         wrong = Violation("num_samples", "rows", f"at least {state.layout.num_samples}", str(num_samples))
         raise violation_error(subject, wrong)
+    nothing = [n for n, v in state.values.items() if plan[n].role is Role.PER_SAMPLE and not v and n not in _FILLER]
+    if extra and nothing:
+        hint = "padding repeats the last sample's value, and there is no sample"
+        raise violation_error(subject, Violation(nothing[0], "metadata", "a value to repeat", "none", hint))
     values = {name: _padded(plan[name], name, value, state.layout, extra) for name, value in state.values.items()}
     layout = Layout(**{name: values[name] for name in LAYOUT_FIELDS if name in values})
     return State(values, layout, state.device, seal(plan, values), state.repairs, state.is_part)
@@ -314,8 +323,7 @@ def pad_to(subject: str, plan: Plan, state: State, num_samples: int) -> State:
 
 def _padded(spec: FieldSpec, name: str, value: Any, layout: Layout, extra: int) -> Any:
     if spec.role is Role.PER_SAMPLE:
-        filler = {"row_ids": PADDING_ROW_ID, "group_ids": PADDING_ROW_ID, "response_lengths": 0, "prompt_lengths": 0}
-        return value + (filler.get(name, value[-1] if value else None),) * extra
+        return value + ((_FILLER[name],) if name in _FILLER else value[-1:]) * extra
     rows = extra if spec.axis == "batch" else 0
     if spec.axis == "groups":
         rows = extra if layout.group_ids is None else min(extra, 1)
