@@ -184,7 +184,7 @@ class MegatronFlags(MisOptions, TrainerOptions):
         if self.disable_compute_advantages_and_returns:
             return None
         name, options = self._named_estimator()
-        whitens = self.normalize_advantages and name != "reinforce_plus_plus_baseline"
+        whitens = self.normalize_advantages and not name.startswith("reinforce_plus_plus")
         return AdvantageRule(
             estimator=name,
             options=options,
@@ -196,12 +196,14 @@ class MegatronFlags(MisOptions, TrainerOptions):
         if self.estimator == "ppo":
             return "gae", {"gamma": self.gamma, "lam": self.lambd}
         if self.estimator == "reinforce_plus_plus":
-            return "discounted_returns", {"gamma": self.gamma, "masked": "step"}
+            # A teacher's KL is taken off before the whitening.
+            name = "discounted_returns" if self.use_opd else "reinforce_plus_plus"
+            return name, {"gamma": self.gamma, "masked": "step"}
         if self.estimator == "reinforce_plus_plus_baseline":
             return "reinforce_plus_plus_baseline", {}
         if self.disable_rewards_normalization:
             return "raw_reward", {}
-        return "grpo", {"scale": "none" if self.disable_grpo_std_normalization else "group"}
+        return ("dr_grpo" if self.disable_grpo_std_normalization else "grpo"), {}
 
     def _notes(self) -> Iterator[str]:
         if self.use_rollout_logprobs:

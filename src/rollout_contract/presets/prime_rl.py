@@ -37,7 +37,9 @@ class PrimeRLOptions(TrainerOptions):
         "algo.type", "grpo"
     )
     decay: float = option("algo.decay", 0.95, ge=0.0, lt=1.0)
-    length_penalty: Literal["tokens"] | None = option("algo.length_penalty", None)
+    length_penalty: Literal["tokens", "turns"] | None = option("algo.length_penalty.type", None)
+    completion_weight: NonNegativeFloat = option("algo.length_penalty.completion_weight", 1.0)
+    tool_response_weight: NonNegativeFloat = option("algo.length_penalty.tool_response_weight", 1.0)
 
     def refusals(self) -> Iterator[Violation]:
         given = self.model_fields_set
@@ -49,6 +51,22 @@ class PrimeRLOptions(TrainerOptions):
             yield not_covered("loss.type", "custom", "the loss is code of yours", "see docs/extending.md")
         if self.algo_type == "echo":
             yield not_covered("algo.type", "echo", "it also trains on tokens of the environment, by their role")
+        yield from self._penalty_refusals()
+
+    def _penalty_refusals(self) -> Iterator[Violation]:
+        weights = self.model_fields_set & {"completion_weight", "tool_response_weight"}
+        if self.length_penalty is None:
+            for name in sorted(weights):
+                expected = "left out without algo.length_penalty.type"
+                yield contradiction(f"algo.length_penalty.{name}", getattr(self, name), expected)
+        elif self.algo_type != "grpo":
+            yield contradiction(
+                "algo.length_penalty.type", self.length_penalty, f"none with algo.type={self.algo_type}"
+            )
+        elif self.length_penalty == "turns":
+            yield not_covered("algo.length_penalty.type", "turns", "the cost of a sample is its number of turns")
+        elif self.completion_weight == 0.0:
+            yield not_covered("algo.length_penalty.completion_weight", 0.0, "only tool responses would cost")
 
     def recipe(self) -> Recipe:
         return Recipe(
@@ -75,6 +93,9 @@ class PrimeRLOptions(TrainerOptions):
             return None
         name = "length_shaped_grpo" if self.length_penalty is not None else names[self.algo_type]
         options: dict[str, Any] = {"decay": self.decay} if name == "role_conditioned" else {}
+        if name == "length_shaped_grpo":
+            # Only the ratio of the costs counts: the bonus compares them with their mean.
+            options = {"tool_token_cost": self.tool_response_weight / self.completion_weight}
         return AdvantageRule(estimator=name, options=options, scale=self.adv_tau)
 
     def _notes(self) -> Iterator[str]:

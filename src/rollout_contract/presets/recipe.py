@@ -188,16 +188,13 @@ class Recipe(_Part):
             scale: multiplies every weight; see ``RolloutBatch.weighted``.
         """
         require(step, self.reads, f"{self.trainer} recipe")
-        counted = step.loss_mask
-        if self.correction is not None and not self.keep_denominators:
-            step = step.corrected(corrected(step, self.correction, group))
+        rule, counted = self.correction, step.loss_mask
+        if rule is not None and not self.keep_denominators:
+            step = step.corrected(corrected(step, rule, group))
             counted = step.loss_mask
-        if self.correction is not None and self.keep_denominators:
-            weights = step_weights(step.layout, counted, self.aggregation, group, denominator) * scale
-            step = step.corrected(corrected(step, self.correction, group))
-            step = step.extend(type(step), loss_weights=weights * step.loss_mask)
-        else:
-            step = step.weighted(self.aggregation, group=group, denominator=denominator, scale=scale)
+        step = step.weighted(self.aggregation, group=group, denominator=denominator, scale=scale)
+        if rule is not None and self.keep_denominators:
+            step = step.corrected(corrected(step, rule, group), keep_denominators=True)
         extra = {
             name: step_weights(step.layout, counted, own, group) * step.loss_mask * scale
             for name, own in self._own_weights().items()

@@ -233,9 +233,8 @@ class SkyRLOptions(TrainerOptions):
 
     def _advantages(self) -> AdvantageRule:
         whitening = Whitening() if self.advantage_batch_normalize else None
-        scale = "group" if self.grpo_norm_by_std else "none"
         named: dict[str, tuple[str, dict[str, Any]]] = {
-            "grpo": ("grpo", {"scale": scale, "singleton": "raw"}),
+            "grpo": ("grpo" if self.grpo_norm_by_std else "dr_grpo", {"singleton": "raw"}),
             "rloo": ("rloo", {}),
             "maxrl": ("max_rl", {"eps": 1e-6, "singleton": "raw"}),
             "gae": ("gae", {"gamma": self.gamma, "lam": self.lambd}),

@@ -26,6 +26,8 @@ class GroupRewards(BaseModel):
         scale = self.scale_rewards
         if isinstance(scale, bool):
             scale = "group" if scale else "none"
+        if scale == "none":
+            return AdvantageRule(estimator="dr_grpo")
         return AdvantageRule(estimator="grpo", options={"scale": scale, "eps": 1e-4})
 
     def reward_notes(self) -> Iterator[str]:

@@ -211,17 +211,13 @@ class VerlOptions(VerlCorrection, TrainerOptions):
         return Critic(error=CriticError(clip=self.cliprange_value), aggregation=self._aggregation(mode, factor))
 
     def _advantages(self) -> AdvantageRule:
-        scale = "group" if self.norm_adv_by_std_in_grpo else "none"
-        whitening = Whitening()
+        whitening, scaled = Whitening(), self.norm_adv_by_std_in_grpo
+        grpo = AdvantageRule(estimator="grpo" if scaled else "dr_grpo", options={"singleton": "raw"})
         rules = {
             "gae": AdvantageRule(estimator="gae", options={"gamma": self.gamma, "lam": self.lam}, whitening=whitening),
-            "grpo": AdvantageRule(estimator="grpo", options={"scale": scale, "singleton": "raw"}),
-            "grpo_vectorized": AdvantageRule(
-                estimator="grpo", options={"scale": scale, "variance_floor": 1e-6, "singleton": "raw"}
-            ),
-            "reinforce_plus_plus": AdvantageRule(
-                estimator="discounted_returns", options={"gamma": self.gamma}, whitening=whitening
-            ),
+            "grpo": grpo,
+            "grpo_vectorized": grpo,
+            "reinforce_plus_plus": AdvantageRule(estimator="reinforce_plus_plus", options={"gamma": self.gamma}),
             "reinforce_plus_plus_baseline": AdvantageRule(
                 estimator="reinforce_plus_plus_baseline", options={"singleton": "raw"}
             ),

@@ -39,9 +39,8 @@ class VerlCorrection(BaseModel):
         """What cannot be followed, and what verl would silently replace."""
         try:
             limits(self.rollout_is_threshold)
-        except ValueError:
-            expected = 'a positive number, or "low_high" for IcePop'
-            yield contradiction("rollout_is_threshold", repr(self.rollout_is_threshold), expected)
+        except ValueError as error:
+            yield Violation("rollout_is_threshold", "value", f"{error} (IcePop)", repr(self.rollout_is_threshold))
         yield from self._rejection_refusals()
         if self.is_bypass:
             yield from self._bypass_refusals()
@@ -51,14 +50,14 @@ class VerlCorrection(BaseModel):
             return
         wrong = [option for option in names(self.rollout_rs) if option not in _REJECTIONS]
         if wrong:
-            yield contradiction("rollout_rs", ", ".join(wrong), f"a list of {', '.join(_REJECTIONS)}")
+            yield Violation("rollout_rs", "value", f"a list of {' | '.join(_REJECTIONS)}", ", ".join(wrong))
         elif self.rollout_rs_threshold is None:
             yield contradiction("rollout_rs_threshold", None, "a threshold for each option of rollout_rs")
         else:
             try:
                 self._rejections()
             except ValueError as error:
-                yield contradiction("rollout_rs_threshold", repr(self.rollout_rs_threshold), str(error))
+                yield Violation("rollout_rs_threshold", "value", str(error), repr(self.rollout_rs_threshold))
 
     def _bypass_refusals(self) -> Iterator[Violation]:
         mode = getattr(self, "loss_mode", "vanilla")
@@ -119,10 +118,20 @@ def names(options: str) -> list[str]:
 
 def limits(threshold: float | str) -> tuple[float | None, float]:
     """(lower bound or None, upper bound) of ``2.0`` or ``"0.5_5.0"``."""
-    numbers = [float(part) for part in str(threshold).strip().split("_")]
-    if not 1 <= len(numbers) <= 2 or numbers != sorted(numbers) or numbers[0] <= 0:
-        raise ValueError("positive numbers in order")
+    parts = str(threshold).strip().split("_")
+    if len(parts) > 2 or not all(map(_is_positive, parts)):
+        raise ValueError('a positive number, or two as "low_high"')
+    numbers = [float(part) for part in parts]
+    if numbers != sorted(numbers):
+        raise ValueError(f'low and high in order, as "{parts[1]}_{parts[0]}"')
     return (None if len(numbers) == 1 else numbers[0]), numbers[-1]
+
+
+def _is_positive(text: str) -> bool:
+    try:
+        return 0.0 < float(text) < math.inf
+    except ValueError:
+        return False
 
 
 def rejection(option: str, threshold: str) -> Reject:
