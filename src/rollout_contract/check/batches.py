@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from torch import Tensor
 
 from rollout_contract.check.findings import CannotCheckError
@@ -78,28 +78,27 @@ def host_fields(schema: type[RolloutBatch], sizes: Sizes) -> Mapping[str, Any]:
         if spec.is_tensor or name in fields or name in _FROM_LIFE_CYCLE:
             continue
         if spec.role is Role.PER_SAMPLE:
-            fields[name] = [_plain(schema, name, spec.adapter, per_sample=True)[0]] * count
+            fields[name] = [_plain(schema, spec)[0]] * count
         elif spec.required:
-            fields[name] = _plain(schema, name, spec.adapter, per_sample=False)
+            fields[name] = _plain(schema, spec)
     return fields
 
 
-def _plain(schema: type[RolloutBatch], name: str, adapter: TypeAdapter[Any] | None, per_sample: bool) -> Any:
+def _plain(schema: type[RolloutBatch], spec: FieldSpec) -> Any:
     """The first of a few plain values that the annotation accepts."""
-    if adapter is None:
-        return None
-    for candidate in (*_listed(adapter), *_PLAIN):
+    for candidate in (*_listed(spec), *_PLAIN):
         try:
-            return adapter.validate_python([candidate] if per_sample else candidate)
+            given = [candidate] if spec.role is Role.PER_SAMPLE else candidate
+            return None if spec.adapter is None else spec.adapter.validate_python(given)
         except ValidationError:
             continue
-    raise CannotCheckError(f"no value can be made up for the field {schema.__name__}.{name}; give it a default")
+    raise CannotCheckError(f"no value can be made up for the field {schema.__name__}.{spec.name}; give it a default")
 
 
-def _listed(adapter: TypeAdapter[Any]) -> list[Any]:
+def _listed(spec: FieldSpec) -> list[Any]:
     """The values that a Literal or an Enum lists."""
     try:
-        found = adapter.json_schema()
+        found = spec.adapter.json_schema() if spec.adapter is not None else {}
     except Exception:
         return []
     inner = found.get("items", found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -111,7 +111,7 @@ def _broken(schema: type[RolloutBatch], breakage: Breakage) -> st.SearchStrategy
 
 @st.composite
 def _fields(
-    draw: st.DrawFn, schema: type[RolloutBatch], max_samples: int, max_length: int, min_samples: int
+    draw: Callable[..., Any], schema: type[RolloutBatch], max_samples: int, max_length: int, min_samples: int
 ) -> dict[str, Any]:
     """Arguments of a constructor; with ``min_samples``, responses have two tokens or more and the first one trains."""
     shortest = 2 if min_samples else 0
@@ -145,7 +145,7 @@ def _shape(spec: FieldSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 @st.composite
-def _tensors(draw: st.DrawFn, spec: FieldSpec, shape: Sequence[int], mask: Tensor) -> Tensor:
+def _tensors(draw: Callable[..., Any], spec: FieldSpec, shape: Sequence[int], mask: Tensor) -> Tensor:
     size = 1
     for dim in shape:
         size *= dim
