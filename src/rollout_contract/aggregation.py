@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from rollout_contract.errors import Violation
+from rollout_contract.inference import ordinary_tensors
 from rollout_contract.kernels.precision import widest
 from rollout_contract.kernels.segments import segment_count
 from rollout_contract.layout import Layout
-from rollout_contract.schema.graph import ordinary_tensors
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

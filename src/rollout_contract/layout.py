@@ -7,7 +7,8 @@ file does index arithmetic on lengths and offsets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Literal, final
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rollout_contract.errors import Violation, counted, raise_violations, violation_error
+from rollout_contract.inference import ordinary_tensors
 from rollout_contract.kernels.segments import segment_max, segment_mean, segment_min, segment_sum
 
 Side = Literal["left", "right"]
@@ -49,9 +51,9 @@ class Layout:
         group_ids: Sequence[int] | None = None,
     ) -> None:
         put = object.__setattr__
-        put(self, "response_lengths", tuple(response_lengths))
-        put(self, "prompt_lengths", None if prompt_lengths is None else tuple(prompt_lengths))
-        put(self, "group_ids", None if group_ids is None else tuple(group_ids))
+        put(self, "response_lengths", _integers("response_lengths", response_lengths))
+        put(self, "prompt_lengths", None if prompt_lengths is None else _integers("prompt_lengths", prompt_lengths))
+        put(self, "group_ids", None if group_ids is None else _integers("group_ids", group_ids))
         put(self, "offsets", tuple(accumulate(self.response_lengths, initial=0)))
         put(self, "_cache", {})
         raise_violations("Layout", self._violations())
@@ -123,40 +125,41 @@ class Layout:
 
     # -- index tensors, made once per device -----------------------------------------------------------------------
 
-    def _index(self, name: str, device: torch.device, values: Sequence[int] | None = None) -> Tensor:
-        key = (name, device)
-        if key not in self._cache:
-            self._cache[key] = self._make_index(name, values).to(device)
-        found: Tensor = self._cache[key]
-        return found
-
-    def _make_index(self, name: str, values: Sequence[int] | None) -> Tensor:
-        if values is not None:
-            return torch.tensor(values, dtype=torch.long)
-        lengths = torch.tensor(self.response_lengths, dtype=torch.long)
-        sample_ids = torch.repeat_interleave(torch.arange(self.num_samples), lengths, output_size=self.num_tokens)
-        if name == "sample_ids":
-            return sample_ids
-        starts = torch.tensor(self.offsets[:-1], dtype=torch.long)
-        return torch.arange(self.num_tokens) - starts[sample_ids]
+    def _index(self, key: str, device: torch.device | str, make: Callable[[], Tensor]) -> Tensor:
+        place = (key, torch.device(device))
+        if place not in self._cache:
+            with ordinary_tensors():
+                self._cache[place] = make().to(device)
+        return self._cache[place]
 
     def sample_ids(self, device: torch.device | str = "cpu") -> Tensor:
         """[tokens] int64: the sample that each response token belongs to."""
-        return self._index("sample_ids", torch.device(device))
+        samples = torch.arange(self.num_samples)
+        return self._index(
+            "sample_ids",
+            device,
+            lambda: samples.repeat_interleave(self.lengths(), output_size=self.num_tokens),
+        )
 
     def positions(self, device: torch.device | str = "cpu") -> Tensor:
         """[tokens] int64: the position of each response token inside its response."""
-        return self._index("positions", torch.device(device))
+        return self._index("positions", device, lambda: torch.arange(self.num_tokens) - self._at(self.offsets[:-1]))
 
     def lengths(self, device: torch.device | str = "cpu") -> Tensor:
         """[batch] int64: the response lengths."""
-        return self._index("lengths", torch.device(device), self.response_lengths)
+        return self._index("lengths", device, lambda: _tensor(self.response_lengths))
 
     def group_index(self, device: torch.device | str = "cpu") -> Tensor:
         """[batch] int64: the position of each sample's group in :attr:`groups`."""
-        index = {group: i for i, group in enumerate(self.groups)}
-        ids = self.group_ids if self.group_ids is not None else self.groups
-        return self._index("group_index", torch.device(device), [index[g] for g in ids])
+        return self._index("group_index", device, self._make_group_index)
+
+    def _make_group_index(self) -> Tensor:
+        places = {group: place for place, group in enumerate(self.groups)}
+        return _tensor([places[group] for group in self.group_ids or self.groups])
+
+    def _at(self, per_sample: Sequence[int]) -> Tensor:
+        """[tokens]: a number of each sample, at each of its response tokens."""
+        return _tensor(per_sample)[self.sample_ids()]
 
     # -- per sample <-> per token ----------------------------------------------------------------------------------
 
@@ -199,16 +202,19 @@ class Layout:
 
     def cat(self, rows: Sequence[Tensor]) -> Tensor:
         """One tensor per sample -> [tokens, ...]."""
-        if len(rows) != self.num_samples:
-            found = counted(len(rows), "row")
-            raise violation_error("Layout.cat", Violation("rows", "length", counted(self.num_samples, "row"), found))
-        wrong = [
-            Violation("rows", "length", counted(expected, "response token"), counted(row.shape[0], "entry"), row=i)
-            for i, (row, expected) in enumerate(zip(rows, self.response_lengths, strict=True))
-            if row.shape[0] != expected
-        ]
-        raise_violations("Layout.cat", wrong)
+        self._require_lengths("Layout.cat", rows)
         return torch.cat(list(rows)) if rows else torch.zeros(0)
+
+    def _require_lengths(self, subject: str, rows: Sequence[Tensor]) -> None:
+        if len(rows) != self.num_samples:
+            expected = counted(self.num_samples, "row")
+            raise violation_error(subject, Violation("rows", "length", expected, counted(len(rows), "row")))
+        wrong = [
+            Violation("rows", "length", counted(expected, "response token"), _size(row), row=i)
+            for i, (row, expected) in enumerate(zip(rows, self.response_lengths, strict=True))
+            if row.dim() == 0 or row.shape[0] != expected
+        ]
+        raise_violations(subject, wrong)
 
     def pad(self, packed: Tensor, value: float = 0.0, *, side: Side = "right", width: int | None = None) -> Tensor:
         """[tokens, ...] -> [batch, width, ...]; ``side`` says where the padding goes.
@@ -232,6 +238,9 @@ class Layout:
             found = f"a tensor of shape {list(padded.shape)}"
             raise violation_error("Layout.pack", Violation("padded", "shape", "[batch, width, ...]", found))
         self._require_rows("padded", padded, self.num_samples, "samples")
+        if frame not in ("response", "sequence"):
+            wrong = Violation("frame", "metadata", "'response' or 'sequence'", repr(frame))
+            raise violation_error("Layout.pack", wrong)
         ends = self.response_lengths if frame == "response" else self.sequence_lengths
         index = self._padded_index(padded.shape[1], side, ends, padded.device)
         return padded.flatten(0, 1).index_select(0, index)
@@ -244,25 +253,25 @@ class Layout:
             if end > width:
                 too_long = Violation("width", "length", f"at least {end} columns", f"{width} columns", row=row)
                 raise violation_error("Layout", too_long)
-        key = f"padded {width} {side} {'response' if ends is self.response_lengths else 'sequence'}"
-        if (key, device) not in self._cache:
-            last = [(row + 1) * width if side == "left" else row * width + end for row, end in enumerate(ends)]
-            starts = torch.tensor(last, dtype=torch.long) - self.lengths()
-            self._cache[key, device] = (starts[self.sample_ids()] + self.positions()).to(device)
-        index: Tensor = self._cache[key, device]
-        return index
+        starts = [
+            (row + 1) * width - length if side == "left" else row * width + end - length
+            for row, (end, length) in enumerate(zip(ends, self.response_lengths, strict=True))
+        ]
+        frame = "response" if ends is self.response_lengths else "sequence"
+        return self._index(f"padded {width} {side} {frame}", device, lambda: self._at(starts) + self.positions())
 
     def to_nested(self, packed: Tensor) -> Tensor:
         """[tokens, ...] -> a jagged ``torch.nested`` tensor that shares its values."""
         self._require_rows("packed", packed, self.num_tokens, "response tokens")
-        offsets = self._index("offsets", packed.device, self.offsets)
+        offsets = self._index("offsets", packed.device, lambda: _tensor(self.offsets))
         return torch.nested.nested_tensor_from_jagged(packed, offsets)
 
     def from_nested(self, nested: Tensor) -> Tensor:
-        """A jagged ``torch.nested`` tensor of responses -> [tokens, ...], without a copy."""
+        """A jagged ``torch.nested`` tensor of responses -> [tokens, ...]; a copy only if it has holes."""
+        rows = nested.unbind()
+        self._require_lengths("Layout.from_nested", rows)
         packed = nested.values()
-        self._require_rows("nested", packed, self.num_tokens, "response tokens")
-        return packed
+        return packed if packed.shape[0] == self.num_tokens else torch.cat(rows)
 
     # -- whole sequences -------------------------------------------------------------------------------------------
 
@@ -272,9 +281,9 @@ class Layout:
 
     def _response_index(self, device: torch.device) -> Tensor:
         """[tokens]: where each response token lies in the whole sequences, end to end."""
-        ends = torch.tensor(list(accumulate(self.sequence_lengths)), dtype=torch.long)
-        starts = ends - self.lengths()
-        return self._index("response", device, (starts[self.sample_ids()] + self.positions()).tolist())
+        ends = accumulate(self.sequence_lengths)
+        starts = [end - length for end, length in zip(ends, self.response_lengths, strict=True)]
+        return self._index("response", device, lambda: self._at(starts) + self.positions())
 
     def response_from_sequence(self, sequence: Tensor) -> Tensor:
         """[sequence, ...] token-aligned (entry i belongs to token i) -> [tokens, ...]."""
@@ -337,6 +346,23 @@ class Layout:
             raise violation_error(
                 "Layout", Violation(name, "shape", f"{size} entries, one for each of the {unit}", found)
             )
+
+
+def _integers(name: str, values: Iterable[Any]) -> tuple[int, ...]:
+    """Host integers, from whatever counts as one; a tensor is read once."""
+    plain = values.tolist() if isinstance(values, Tensor) else values
+    try:
+        return tuple(map(operator.index, plain))
+    except TypeError as error:
+        raise violation_error("Layout", Violation(name, "length", "integers", str(error))) from None
+
+
+def _tensor(numbers: Sequence[int]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.long)
+
+
+def _size(row: Tensor) -> str:
+    return counted(row.shape[0], "entry") if row.dim() else "a scalar"
 
 
 def _make_layout(

@@ -15,9 +15,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from rollout_contract.errors import Violation, counted, raise_violations
+from rollout_contract.inference import ordinary_tensors
 from rollout_contract.layout import Layout
 from rollout_contract.roles import UNBOUND, Role
-from rollout_contract.schema.graph import cut_graph, ordinary_tensors, pins_memory
+from rollout_contract.schema.graph import cut_graph, pins_memory
 from rollout_contract.schema.intake import is_absent, take_in
 from rollout_contract.schema.missing import refuse_missing, resolve_missing
 from rollout_contract.schema.plan import HALF_PRECISION, FieldSpec, Plan, describe

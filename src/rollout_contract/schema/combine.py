@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from rollout_contract.errors import Violation, counted, raise_violations, violation_error
+from rollout_contract.inference import ordinary_tensors
 from rollout_contract.layout import Layout
 from rollout_contract.roles import Role
-from rollout_contract.schema.graph import ordinary_tensors
 from rollout_contract.schema.narrowing import narrowed, narrowing_violations
 from rollout_contract.schema.plan import FieldSpec, Plan
 from rollout_contract.schema.state import LAYOUT_FIELDS, State, seal

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -15,14 +13,6 @@ from rollout_contract.settings import Settings
 
 _PINNED_BYTES = 2**24
 _PINNED_RATIO = 8
-
-
-@contextmanager
-def ordinary_tensors() -> Generator[None]:
-    """Make ordinary tensors even under inference mode, for a batch may outlive it; grad mode stays as it is."""
-    grad_mode = torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.set_grad_enabled(grad_mode):
-        yield
 
 
 def cut_graph(spec: FieldSpec, tensor: Tensor, settings: Settings) -> tuple[Tensor, Violation | None]:
