@@ -1,0 +1,1 @@
+"""Trainers whose losses run through the contract; each needs its own extra."""

@@ -1,0 +1,76 @@
+"""TRL's padded inputs -> fields of a batch, and errors that name TRL's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from rollout_contract.errors import ContractError
+from rollout_contract.layout import Layout
+
+LENGTHS = "response_lengths"
+"""The key under which the trainer keeps the host's response lengths, next to TRL's own."""
+
+KEYS: Mapping[str, str] = {
+    "loss_mask": "completion_mask and tool_mask",
+    "log_probs": "the forward pass",
+    "advantages": "advantages",
+    "old_log_probs": "old_per_token_logps",
+    "ref_log_probs": "ref_per_token_logps",
+    "rollout_log_probs": "sampling_per_token_logps",
+    "correction_weights": "importance_sampling_ratio",
+    "entropy": "the forward pass",
+    "observed_entropy": "the forward pass",
+}
+"""Field -> where TRL has it."""
+
+
+def layout_of(inputs: Mapping[str, Any]) -> Layout:
+    """Lengths of the completions: those that the host knew when it padded them, else (with one sync) of their mask."""
+    lengths = inputs.get(LENGTHS)
+    return Layout(inputs["completion_mask"].sum(1).tolist() if lengths is None else lengths)
+
+
+def fits(lengths: Sequence[int], completion_ids: Tensor, multiple: int | None) -> bool:
+    """Whether these are the lengths of what was padded, as far as shapes can tell."""
+    rows, width = completion_ids.shape
+    longest, step = max(lengths, default=0), multiple or 1
+    return len(lengths) == rows and -(-longest // step) * step == width
+
+
+def trained_tokens(inputs: Mapping[str, Any]) -> Tensor:
+    """[batch, width] 1 on the tokens that the loss counts: of completions that are not masked out, and not a tool's."""
+    mask: Tensor = inputs["completion_mask"]
+    return mask if inputs.get("tool_mask") is None else mask * inputs["tool_mask"]
+
+
+def packed(values: Tensor, layout: Layout) -> Tensor:
+    """[batch, width], or one value for each completion as [batch] or [batch, 1] -> [tokens]."""
+    if values.dim() == 1:
+        return layout.expand(values)
+    if values.shape[1] == 1 and layout.max_length > 1:
+        return layout.expand(values.squeeze(1))
+    return layout.pack(values)
+
+
+def given(inputs: Mapping[str, Any], names: tuple[str, ...], layout: Layout) -> dict[str, Tensor]:
+    """Those of the fields that TRL has a value for, packed."""
+    present = {name: inputs.get(KEYS[name]) for name in names}
+    return {name: packed(values, layout) for name, values in present.items() if values is not None}
+
+
+@contextmanager
+def naming_keys() -> Generator[None]:
+    """Errors inside say where TRL has the field, besides its name in the contract."""
+    try:
+        yield
+    except ContractError as error:
+        named = [
+            replace(wrong, hint=f"in TRL: {KEYS[wrong.field]}. {wrong.hint}".rstrip()) if wrong.field in KEYS else wrong
+            for wrong in error.violations
+        ]
+        raise type(error)("ContractGRPOTrainer", named) from None

@@ -1,0 +1,82 @@
+"""One micro-batch of TRL: pack, build, weigh, bind; then the losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from rollout_contract.integrations.trl.configuration import Configuration, GRPOStep
+from rollout_contract.integrations.trl.inputs import given, layout_of, trained_tokens
+from rollout_contract.losses.entropy import entropy_bonus
+from rollout_contract.losses.loss import Loss
+from rollout_contract.schemas import EntropyBatch
+
+_FIXED = ("advantages", "old_log_probs", "ref_log_probs", "rollout_log_probs")
+
+
+class Forward(NamedTuple):
+    """What the current policy gave: [batch, width] log-probs and entropies of the completions, live."""
+
+    log_probs: Tensor
+    entropy: Tensor
+
+
+class Window(NamedTuple):
+    """What a micro-batch has to know about the step that it is a part of.
+
+    Attributes:
+        accumulation: micro-batches in the accumulation window.
+        denominator: of the policy loss, where it is not counted in the micro-batch.
+        is_corrected: whether the importance weights in TRL's inputs count.
+    """
+
+    accumulation: int
+    denominator: Tensor | None
+    is_corrected: bool
+
+
+class Losses(NamedTuple):
+    """``policy``: policy objective and KL, which TRL calls the policy loss. ``total``: with the entropy bonus."""
+
+    policy: Loss
+    total: Loss
+
+
+def bound_step(configuration: Configuration, inputs: Mapping[str, Any], forward: Forward, window: Window) -> GRPOStep:
+    """The batch of one micro-batch, ready for its losses. One gather per live field, and no synchronisation."""
+    layout = layout_of(inputs)
+    log_probs, entropy = layout.pack(forward.log_probs), layout.pack(forward.entropy)
+    fields: dict[str, Any] = {"loss_mask": layout.pack(trained_tokens(inputs)), "observed_entropy": entropy.detach()}
+    fields |= given(inputs, (*_FIXED, "correction_weights") if window.is_corrected else _FIXED, layout)
+    # The first update after generation: the policy that is trained is the one that is scored.
+    fields.setdefault("old_log_probs", log_probs.detach())
+    has_rollout = "rollout_log_probs" in fields
+    if has_rollout:
+        fields |= _scored_everywhere(fields)
+    recipe = configuration.terms(has_rollout)
+    step = configuration.schema(has_rollout)(response_lengths=layout.response_lengths, **fields)
+    step = recipe.prepare(step, denominator=window.denominator, scale=1.0 / window.accumulation)
+    live = {"entropy": entropy} if configuration.entropy_coefficient else {}
+    return step.bind(log_probs=log_probs, **live)
+
+
+def _scored_everywhere(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The sampler's log-probs with the trainer's own where it had none: such a token is not corrected."""
+    rollout = fields["rollout_log_probs"]
+    missing = torch.isnan(rollout)
+    return {
+        "rollout_log_probs": torch.where(missing, fields["old_log_probs"], rollout),
+        "unscored": missing,
+    }
+
+
+def losses(configuration: Configuration, step: GRPOStep, window: Window) -> Losses:
+    """The losses that the configuration amounts to."""
+    policy = configuration.terms(step.has("rollout_log_probs")).loss(step)
+    if not configuration.entropy_coefficient:
+        return Losses(policy, policy)
+    watched = cast("EntropyBatch", step.weighted(configuration.entropy_aggregation(window.accumulation)))
+    return Losses(policy, policy - configuration.entropy_coefficient * entropy_bonus(watched))
