@@ -71,6 +71,10 @@ class Metric:
     kind: Kind
     parts: Tensor
 
+    def __post_init__(self) -> None:
+        # A metric that is kept over steps must not keep their graphs alive.
+        object.__setattr__(self, "parts", self.parts.detach())
+
     def merge(self, other: Metric) -> Metric:
         if self.kind != other.kind:
             raise ValueError(f"cannot merge a {self.kind!r} metric with a {other.kind!r} metric")
@@ -88,7 +92,8 @@ class Metric:
 
 
 def _kept(values: Tensor, mask: Tensor, fill: float = 0.0) -> Tensor:
-    return values.detach().where(mask, fill)
+    """In the widest type before anything is summed: squares of float32 ratios near 1 have no digits left for a std."""
+    return widened(values.detach()).where(mask, fill)
 
 
 def parts(*sums: Tensor) -> Tensor:
