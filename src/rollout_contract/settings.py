@@ -20,7 +20,9 @@ from contextvars import ContextVar
 from typing import Literal, TypedDict, Unpack
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rollout_contract.errors import MetadataError, Violation
 
 Level = Literal["off", "structure", "values", "auto"]
 LiveInputs = Literal["cut", "warn", "refuse"]
@@ -63,9 +65,18 @@ class SettingsChanges(TypedDict, total=False):
     half_precision: HalfPrecision
 
 
+_VARIABLES = {"level": "ROLLOUT_CONTRACT_LEVEL", "live_inputs": "ROLLOUT_CONTRACT_LIVE_INPUTS"}
+
+
 def _from_environment() -> Settings:
-    names = {"level": "ROLLOUT_CONTRACT_LEVEL", "live_inputs": "ROLLOUT_CONTRACT_LIVE_INPUTS"}
-    return Settings.model_validate({name: os.environ[key] for name, key in names.items() if key in os.environ})
+    try:
+        return Settings.model_validate({name: os.environ[key] for name, key in _VARIABLES.items() if key in os.environ})
+    except ValidationError as error:
+        wrong = [
+            Violation(_VARIABLES[str(fault["loc"][0])], "metadata", fault["ctx"]["expected"], repr(fault["input"]))
+            for fault in error.errors()
+        ]
+        raise MetadataError("The environment", wrong) from None
 
 
 _process_settings = _from_environment()
