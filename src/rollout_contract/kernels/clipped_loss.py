@@ -41,14 +41,14 @@ class _ClippedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        log_ratio: Tensor,
-        advantages: Tensor,
+        log_ratio: Float[Tensor, "tokens"],
+        advantages: Float[Tensor, "tokens"],
         clip_low: float,
         clip_high: float,
         dual_clip: float | None,
         ratio_cap: float | None,
         bound: float | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
         ratio = bounded(log_ratio, bound).exp()
         loss = clipped_surrogate(ratio, advantages, clip_low, clip_high, dual_clip, ratio_cap)
         live = (loss == -advantages * ratio) & (log_ratio.abs() <= log_ratio_limit(log_ratio.dtype, bound))

@@ -86,7 +86,7 @@ def moments(
     return Moments(count, shift, offset, variance)
 
 
-def inverse_std(variance: Tensor, eps: float, epsilon_in: EpsilonPlace) -> Tensor:
+def inverse_std(variance: Float[Tensor, "*sets"], eps: float, epsilon_in: EpsilonPlace) -> Float[Tensor, "*sets"]:
     """1 / standard deviation, with ``eps`` where trainers put it; 0 for a variance of 0, even if ``eps`` is 0.
 
     ``variance``: ``1 / sqrt(variance + eps)``; ``floor``: ``1 / sqrt(max(variance, eps))``;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 
@@ -11,6 +12,6 @@ def widest(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def widened(values: Tensor) -> Tensor:
+def widened(values: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """The same numbers in the widest type."""
     return values.to(widest(values.device))

@@ -6,7 +6,7 @@ is one such recurrence; a sample ends where the decay is 0, so no loop over samp
 
 from __future__ import annotations
 
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -42,8 +42,8 @@ def _scan_rows(
     return inputs, decays
 
 
-def following(values: Tensor, last: int | float) -> Tensor:
-    """[entries]: the next entry at each place; ``last`` at the end."""
+def following(values: Shaped[Tensor, "entries"], last: int | float) -> Shaped[Tensor, "entries"]:
+    """The next entry at each place; ``last`` at the end."""
     return pad(values, (0, 1), value=last)[1:]
 
 

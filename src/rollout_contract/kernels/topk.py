@@ -17,7 +17,7 @@ LOG_ZERO = -1e30
 
 def topk_support(
     student_ids: Int[Tensor, "tokens k"], teacher_ids: Int[Tensor, "tokens k"], support: Support
-) -> tuple[Int[Tensor, "tokens topk"], Bool[Tensor, "tokens topk"]]:
+) -> tuple[Int[Tensor, "tokens _"], Bool[Tensor, "tokens _"]]:
     """The ids of both top-k lists side by side, and which of them belong to the set; an id is marked once.
 
     ``"student"`` and ``"teacher"`` return one list, ``"intersection"`` the student's.
@@ -45,7 +45,7 @@ def with_outside(
     members: Bool[Tensor, "tokens topk"],
     outside: Outside,
     tail_floor: float = 1e-7,
-) -> Float[Tensor, "tokens outcomes"]:
+) -> Float[Tensor, "tokens _"]:
     """Log-probs of the outcomes that are compared; -inf where an entry is no member of the set.
 
     ``"tail"`` appends one outcome for all the rest, log(1 - P(set)), with log P(set) at most -``tail_floor``;
