@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from accelerate import Accelerator
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from tests.integrations.trl.compared import Compared, assert_same
-from tests.integrations.trl.world import Script, make_config, make_trainer, pretend_vllm
+from tests.integrations.trl.world import WORDS, Script, make_config, make_trainer, pretend_vllm
 
 # Steps far enough apart that ratios leave their clip range, and that old log-probs are needed.
 OFF_POLICY: dict[str, Any] = {"num_iterations": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-2}
@@ -157,6 +159,20 @@ def test_several_ranks(loss_type: str, tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("options", [{"pad_to_multiple_of": 8}, {"bf16": True}, {"temperature": 0.7}])
 def test_surroundings(options: dict[str, Any], tmp_path: Path) -> None:
     train(tmp_path, Script(), **options)
+
+
+def test_the_loss_of_a_router(tmp_path: Path) -> None:
+    """A mixture of experts returns it; TRL adds it, and so does the contract."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "num_experts": 4}
+    model = Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(vocab_size=len(WORDS), num_experts_per_tok=2, router_aux_loss_coef=0.3, **sizes, **heads)
+    )
+    trainer: Compared = make_trainer(Compared, make_config(tmp_path, **OFF_POLICY), Script(), model=model)
+    trainer.train()
+    assert_same(trainer.sides)
+    assert all(ours.metrics["aux_loss"] > 0 for _, ours in trainer.sides)
 
 
 def test_rollouts_of_the_policy(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 WORDS = ["<pad>", "<eos>", "<bos>", *(str(digit) for digit in range(10)), "+", "="]
@@ -127,9 +127,10 @@ def make_trainer(
     config: GRPOConfig,
     script: Callable[..., Any] | None = None,
     reference: Path | None = None,
+    model: PreTrainedModel | None = None,
 ) -> Any:
     """A trainer of this kind, whose rollouts are of the script; without one, of the policy."""
-    model = make_model()
+    model = model or make_model()
     model.config._name_or_path = str(reference)
     data = Dataset.from_dict({"prompt": PROMPTS * 8})
     return kind(

@@ -48,19 +48,29 @@ def trained_tokens(inputs: Mapping[str, Any]) -> Tensor:
     return mask if inputs.get("tool_mask") is None else mask * inputs["tool_mask"]
 
 
-def packed(values: Tensor, layout: Layout) -> Tensor:
+def packed(name: str, values: Tensor, layout: Layout) -> Tensor:
     """[batch, width], or one value for each completion as [batch] or [batch, 1] -> [tokens]."""
-    if values.dim() == 1:
-        return layout.expand(values)
-    if values.shape[1] == 1 and layout.max_length > 1:
-        return layout.expand(values.squeeze(1))
-    return layout.pack(values)
+    with _of_field(name):
+        if values.dim() == 1:
+            return layout.expand(values)
+        if values.shape[1] == 1 and layout.max_length > 1:
+            return layout.expand(values.squeeze(1))
+        return layout.pack(values)
 
 
 def given(inputs: Mapping[str, Any], names: tuple[str, ...], layout: Layout) -> dict[str, Tensor]:
     """Those of the fields that TRL has a value for, packed."""
     present = {name: inputs.get(KEYS[name]) for name in names}
-    return {name: packed(values, layout) for name, values in present.items() if values is not None}
+    return {name: packed(name, values, layout) for name, values in present.items() if values is not None}
+
+
+@contextmanager
+def _of_field(name: str) -> Generator[None]:
+    """A layout knows no fields; what it finds wrong is wrong with this one."""
+    try:
+        yield
+    except ContractError as error:
+        raise type(error)(error.subject, [replace(wrong, field=name) for wrong in error.violations]) from None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rollout_contract.integrations.trl.configuration import Configuration, GRPOStep
-from rollout_contract.integrations.trl.inputs import given, layout_of, trained_tokens
+from rollout_contract.integrations.trl.inputs import KEYS, given, layout_of, packed, trained_tokens
 from rollout_contract.losses.entropy import entropy_bonus
 from rollout_contract.losses.loss import Loss
 from rollout_contract.schemas import EntropyBatch
@@ -47,20 +47,26 @@ class Losses(NamedTuple):
 
 def bound_step(configuration: Configuration, inputs: Mapping[str, Any], forward: Forward, window: Window) -> GRPOStep:
     """The batch of one micro-batch, ready for its losses. One gather per live field, and no synchronisation."""
-    layout = layout_of(inputs)
-    log_probs, entropy = layout.pack(forward.log_probs), layout.pack(forward.entropy)
-    fields: dict[str, Any] = {"loss_mask": layout.pack(trained_tokens(inputs)), "observed_entropy": entropy.detach()}
-    fields |= given(inputs, (*_FIXED, "correction_weights") if window.is_corrected else _FIXED, layout)
+    layout, has_rollout = layout_of(inputs), inputs.get(KEYS["rollout_log_probs"]) is not None
+    schema, recipe = configuration.schema(has_rollout), configuration.terms(has_rollout)
+    log_probs = packed("log_probs", forward.log_probs, layout)
+    entropy = packed("entropy", forward.entropy, layout)
+    mask = packed("loss_mask", trained_tokens(inputs), layout)
+    fields: dict[str, Any] = {"loss_mask": mask, "observed_entropy": entropy.detach()}
+    fields |= given(inputs, _wanted(schema, window), layout)
     # The first update after generation: the policy that is trained is the one that is scored.
     fields.setdefault("old_log_probs", log_probs.detach())
-    has_rollout = "rollout_log_probs" in fields
     if has_rollout:
         fields |= _scored_everywhere(fields)
-    recipe = configuration.terms(has_rollout)
-    step = configuration.schema(has_rollout)(response_lengths=layout.response_lengths, **fields)
+    step = schema(response_lengths=layout.response_lengths, **fields)
     step = recipe.prepare(step, denominator=window.denominator, scale=1.0 / window.accumulation)
     live = {"entropy": entropy} if configuration.entropy_coefficient else {}
     return step.bind(log_probs=log_probs, **live)
+
+
+def _wanted(schema: type[GRPOStep], window: Window) -> tuple[str, ...]:
+    fixed = tuple(name for name in _FIXED if name in schema.__plan__)
+    return (*fixed, "correction_weights") if window.is_corrected else fixed
 
 
 def _scored_everywhere(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -68,7 +74,7 @@ def _scored_everywhere(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
     rollout = fields["rollout_log_probs"]
     missing = torch.isnan(rollout)
     return {
-        "rollout_log_probs": torch.where(missing, fields["old_log_probs"], rollout),
+        "rollout_log_probs": torch.where(missing, fields["old_log_probs"].detach(), rollout),
         "unscored": missing,
     }
 
