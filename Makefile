@@ -3,17 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VERL := .venv-verl
 
 # The tests run many small tensors; more threads per process only make them wait for each other.
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types wheel bench docs clean
+.PHONY: help demo test check lint types wheel verl verl-test bench docs clean
 
 help:
 	@echo "make demo    watch a policy learn through validated batches (two minutes on two cores)"
 	@echo "make test    run the tests"
-	@echo "make check   what CI runs: lint, types, tests, wheel"
+	@echo "make verl-test  compare with verl's own losses, in an environment of its own"
+	@echo "make check   what CI runs: lint, types, tests, verl, wheel"
 	@echo "make bench   measure against plain PyTorch"
 	@echo "make docs    write the generated pages under docs/"
 
@@ -46,13 +48,25 @@ wheel: $(READY)
 	test -f build/wheel/rollout_contract/py.typed
 	cd build && PYTHONPATH=wheel ../$(BIN)/python ../tests/readme.py
 
-check: lint types test wheel
+# verl asks for older packages than the rest, so it has an environment of its own.
+$(VERL)/.ready: constraints.txt constraints-verl.txt
+	test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL)
+	$(VERL)/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(VERL)/bin/pip install --quiet --disable-pip-version-check --no-deps -r constraints-verl.txt
+	touch $@
+
+verl: $(VERL)/.ready
+
+verl-test: verl
+	PYTHONPATH=src $(VERL)/bin/python -m pytest tests/integrations/verl -p no:cacheprovider
+
+check: lint types test verl-test wheel
 
 bench: $(READY)
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python -m benchmarks.run
 
 docs: $(READY)
 	$(BIN)/python docs/generate.py
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_output
+	rm -rf $(VENV) $(VERL) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_output

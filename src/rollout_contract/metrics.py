@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from rollout_contract.kernels.precision import widened
+from rollout_contract.kernels.masking import fill_outside, zero_outside
+from rollout_contract.kernels.precision import widened, widest
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -91,30 +92,34 @@ class Metric:
         return _FINISH[self.kind][1](self.parts.tolist())
 
 
-def _kept(values: Tensor, mask: Tensor, fill: float = 0.0) -> Tensor:
-    """In the widest type before anything is summed: squares of float32 ratios near 1 have no digits left for a std."""
-    return widened(values.detach()).where(mask, fill)
-
-
 def parts(*sums: Tensor) -> Tensor:
     """Partial sums in float64: in float32 a count of tokens stops growing at 2^24."""
     return torch.stack([widened(part) for part in sums])
 
 
+def _sum(kept: Tensor) -> Tensor:
+    return kept.sum(dtype=widest(kept.device))
+
+
+def _moments(kind: Kind, values: Tensor, mask: Tensor) -> Metric:
+    """In float64 before anything is squared: the squares of float32 ratios near 1 have no digits left for a spread."""
+    kept = widened(zero_outside(values.detach(), mask))
+    return Metric(kind, parts(kept.sum(), kept.square().sum(), mask.count_nonzero()))
+
+
 def mean(values: Tensor, mask: Tensor) -> Metric:
     """Mean of ``values`` where ``mask`` is True; 0 for none."""
-    kept = _kept(values, mask)
-    return Metric("mean", parts(kept.sum(), mask.sum()))
+    return Metric("mean", parts(_sum(zero_outside(values.detach(), mask)), mask.count_nonzero()))
 
 
 def fraction(hits: Tensor, mask: Tensor) -> Metric:
     """Share of the masked-in positions at which the bool tensor ``hits`` is True."""
-    return Metric("mean", parts((hits & mask).sum(), mask.sum()))
+    return Metric("mean", parts((hits & mask).count_nonzero(), mask.count_nonzero()))
 
 
 def total(values: Tensor, mask: Tensor) -> Metric:
     """Sum of ``values`` where ``mask`` is True."""
-    return Metric("sum", _kept(values, mask).sum().reshape(1))
+    return Metric("sum", parts(_sum(zero_outside(values.detach(), mask))))
 
 
 def maximum(values: Tensor, mask: Tensor) -> Metric:
@@ -128,8 +133,9 @@ def minimum(values: Tensor, mask: Tensor) -> Metric:
 
 
 def _extreme(values: Tensor, mask: Tensor, empty: float, reduce: Callable[..., Tensor]) -> Tensor:
-    kept = _kept(values, mask, empty).flatten()
-    return reduce(torch.cat([kept, kept.new_full((1,), empty)])).reshape(1)
+    kept = fill_outside(values, mask, empty).flatten()
+    found = reduce(kept) if kept.numel() else kept.new_full((), empty)
+    return parts(found)
 
 
 def exp_mean(values: Tensor, mask: Tensor) -> Metric:
@@ -139,14 +145,12 @@ def exp_mean(values: Tensor, mask: Tensor) -> Metric:
 
 def std(values: Tensor, mask: Tensor) -> Metric:
     """Population standard deviation of ``values`` where ``mask`` is True."""
-    kept = _kept(values, mask)
-    return Metric("std", parts(kept.sum(), kept.square().sum(), mask.sum()))
+    return _moments("std", values, mask)
 
 
 def effective_fraction(weights: Tensor, mask: Tensor) -> Metric:
     """Effective sample size of importance weights as a fraction of their number: (sum w)^2 / (n sum w^2)."""
-    kept = _kept(weights, mask)
-    return Metric("effective_fraction", parts(kept.sum(), kept.square().sum(), mask.sum()))
+    return _moments("effective_fraction", weights, mask)
 
 
 class Metrics(Mapping[str, Metric]):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from rollout_contract.errors import Violation, violation_error
+from rollout_contract.kernels.masking import zero_outside
 from rollout_contract.roles import Role
 from rollout_contract.schema.batch import RolloutBatch
 
@@ -50,4 +50,4 @@ def read(batch: RolloutBatch, name: str, like: Tensor | None = None) -> Tensor:
     if spec.axis != "tokens":
         return tensor
     mask = batch.loss_mask.reshape(-1, *(1,) * (tensor.dim() - 1))
-    return torch.where(mask, tensor, tensor.new_zeros(()))
+    return zero_outside(tensor, mask)
