@@ -129,7 +129,7 @@ class Layout:
         place = (key, torch.device(device))
         if place not in self._cache:
             with ordinary_tensors():
-                self._cache[place] = make().to(device)
+                self._cache[place] = _sent(make(), place[1])
         return self._cache[place]
 
     def sample_ids(self, device: torch.device | str = "cpu") -> Tensor:
@@ -363,6 +363,13 @@ def _tensor(numbers: Sequence[int]) -> Tensor:
 
 def _size(row: Tensor) -> str:
     return counted(row.shape[0], "entry") if row.dim() else "a scalar"
+
+
+def _sent(index: Tensor, device: torch.device) -> Tensor:
+    """On ``device``. From pinned memory, else the host would wait until everything before the copy is computed."""
+    if device.type != "cuda" or not torch.cuda.is_available() or type(index) is not Tensor:
+        return index.to(device)
+    return index.pin_memory().to(device, non_blocking=True)
 
 
 def _make_layout(
