@@ -8,7 +8,7 @@ tokens that a correction rejects leave the denominator.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import torch
@@ -23,6 +23,9 @@ from rollout_contract.layout import Layout
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+PADDING_ROW_ID = -1
+"""The row id of samples that only fill a batch up (see ``RolloutBatch.pad_to``)."""
 
 Mode: TypeAlias = Literal[
     "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant", "prompt-mean", "group-mean-token-mean", "sum"
@@ -97,6 +100,7 @@ def step_weights(
     aggregation: Aggregation,
     group: ProcessGroup | None = None,
     denominator: Tensor | float | None = None,
+    row_ids: Sequence[int] = (),
 ) -> Tensor:
     """[tokens] fixed weights of a whole step; exactly 0 where the mask is off.
 
@@ -108,17 +112,30 @@ def step_weights(
         aggregation: the mode.
         group: ranks that hold the rest of the step. A group of samples may be spread over them.
         denominator: in place of what is counted here; see ``RolloutBatch.weighted``.
+        row_ids: of the samples; one that is padding never counts, not even as an empty sample.
     """
     with ordinary_tensors(), torch.no_grad():
         dtype = widest(loss_mask.device)
         mask = loss_mask.to(dtype)
-        per_sample = _per_sample(layout, loss_mask, aggregation, dtype, group, denominator)
+        counts = _sample_counts(layout, loss_mask, aggregation, row_ids)
+        per_sample = _per_sample(layout, loss_mask, counts, aggregation, dtype, group, denominator)
         return mask * layout.expand(per_sample * aggregation.scale)
+
+
+def _sample_counts(layout: Layout, loss_mask: Tensor, aggregation: Aggregation, row_ids: Sequence[int]) -> Tensor:
+    """[batch]: 1 for a sample that counts in S, 0 for another."""
+    count = segment_count(loss_mask, layout.sample_ids(loss_mask.device), layout.num_samples)
+    counts = torch.ones_like(count) if aggregation.count_empty else (count > 0).to(count.dtype)
+    if PADDING_ROW_ID in row_ids:
+        real = torch.tensor([row_id != PADDING_ROW_ID for row_id in row_ids], device=count.device)
+        counts = counts.where(real, 0)
+    return counts
 
 
 def _per_sample(
     layout: Layout,
     loss_mask: Tensor,
+    counts: Tensor,
     aggregation: Aggregation,
     dtype: torch.dtype,
     group: ProcessGroup | None,
@@ -133,7 +150,6 @@ def _per_sample(
         return ones
     if mode == "token-mean":
         return ones / _total(count, dtype, group, denominator)
-    counts = torch.ones_like(count) if aggregation.count_empty else (count > 0).to(count.dtype)
     if mode in ("prompt-mean", "group-mean-token-mean"):
         return _per_group(layout, count, counts, aggregation, dtype, group)
     samples = _total(counts, dtype, group, denominator)
@@ -154,20 +170,17 @@ def _per_group(
     index = layout.group_index(count.device)
     rows = torch.stack([count, counts], 1)
     sums = rows.new_zeros(layout.num_groups, 2).index_add(0, index, rows)
-    sums, groups = _groups_over_ranks(layout, sums, aggregation.count_empty, group)
+    sums, groups = _groups_over_ranks(layout, sums, group)
     tokens, samples = sums[index, 0].clamp(min=1).to(dtype), sums[index, 1].clamp(min=1).to(dtype)
     if aggregation.mode == "prompt-mean":
         return 1.0 / (tokens * groups)
     return 1.0 / (count.clamp(min=1).to(dtype) * samples * groups)
 
 
-def _groups_over_ranks(
-    layout: Layout, sums: Tensor, count_empty: bool, group: ProcessGroup | None
-) -> tuple[Tensor, Tensor]:
-    """Token and sample counts of each group over all ranks, and how many groups count."""
+def _groups_over_ranks(layout: Layout, sums: Tensor, group: ProcessGroup | None) -> tuple[Tensor, Tensor]:
+    """Tokens of each group over all ranks, its samples that count, and how many groups hold such samples."""
     if group is None:
-        counted = (sums[:, 0] >= 0) if count_empty else (sums[:, 0] > 0)
-        return sums, counted.sum().clamp(min=1)
+        return sums, (sums[:, 1] > 0).sum().clamp(min=1)
     # Without group ids every sample is its own group, on whichever rank it lies.
     rank = torch.distributed.get_rank(group) if layout.group_ids is None else None
     names = [(rank, name) for name in layout.groups]
@@ -177,7 +190,7 @@ def _groups_over_ranks(
     for part in parts:
         for name, row in part.items():
             totals[name] = [a + b for a, b in zip(totals.get(name, [0, 0]), row, strict=True)]
-    number = len([row for row in totals.values() if count_empty or row[0] > 0])
+    number = sum(row[1] > 0 for row in totals.values())
     mine = sums.new_tensor([totals[name] for name in names]).reshape(-1, 2)
     return mine, sums.new_tensor(max(number, 1))
 

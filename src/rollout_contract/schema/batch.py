@@ -93,6 +93,7 @@ class RolloutBatch(_Schema):
         prompt_lengths: number of prompt tokens of each sample; needed for fields over whole sequences.
         group_ids: the group (prompt) of each sample.
         row_ids: identity of each sample, unique in the process by default; batches over different rows do not combine.
+            -1 marks a sample that only fills the batch up.
         sampling: how each kind of log-prob was made, by field name; different ones in one batch are refused.
         loss_weights: [tokens], the aggregation as one fixed weight per token; set by :meth:`weighted`.
         correction_weights: [tokens], importance weights; set by :meth:`corrected`.
@@ -265,7 +266,8 @@ class RolloutBatch(_Schema):
         is_local = group is None and denominator is None
         if not is_local or scale != 1.0:
             spec = spec.model_copy(update={"is_local": is_local, "scale": spec.scale * scale})
-        weights = step_weights(self.layout, self._state.values["loss_mask"], spec, group, denominator)
+        mask: Tensor = self._state.values["loss_mask"]
+        weights = step_weights(self.layout, mask, spec, group, denominator, self._state.values["row_ids"])
         kept = {n: v for n, v in self._state.values.items() if n not in ("loss_weights", "aggregation")}
         state = combine.replace(self.__plan__, self._state, kept | {"loss_weights": weights, "aggregation": spec})
         return _make(type(self), state)

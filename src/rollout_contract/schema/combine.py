@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rollout_contract.aggregation import PADDING_ROW_ID
 from rollout_contract.errors import Violation, counted, raise_violations, violation_error
 from rollout_contract.inference import ordinary_tensors
 from rollout_contract.layout import Layout
@@ -21,7 +22,6 @@ from rollout_contract.schema.state import LAYOUT_FIELDS, State, seal
 if TYPE_CHECKING:
     from rollout_contract.corrections import Correction
 
-PADDING_ROW_ID = -1
 _FILLER = {"row_ids": PADDING_ROW_ID, "group_ids": PADDING_ROW_ID, "response_lengths": 0, "prompt_lengths": 0}
 
 

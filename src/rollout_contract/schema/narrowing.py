@@ -17,7 +17,7 @@ def narrowed(values: Mapping[str, Any], layout: Layout, keep: Tensor) -> dict[st
     mask: Tensor = values["loss_mask"] & keep
     if "loss_weights" not in values:
         return {"loss_mask": mask}
-    weights = step_weights(layout, mask, values["aggregation"])
+    weights = step_weights(layout, mask, values["aggregation"], row_ids=values["row_ids"])
     return {"loss_mask": mask, "loss_weights": weights}
 
 
