@@ -33,6 +33,16 @@ def quiet(secret: bool = False) -> Generator[None]:
 
 
 @contextlib.contextmanager
+def uncompiled() -> Generator[None]:
+    """Run compiled functions as they were written: compiling for a dozen shapes would take minutes."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextlib.contextmanager
 def _seeded(seed: int) -> Generator[None]:
     """The CPU generators alone: ``torch.manual_seed`` asks every backend, which is slower than the run itself."""
     states = torch.get_rng_state(), random.getstate()

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from beartype.roar import BeartypeCallHintViolation
-from jaxtyping import TypeCheckError
-
 from rollout_contract.check.dims import Dims
 from rollout_contract.check.findings import Place
 from rollout_contract.check.lines import line_of_error
 from rollout_contract.check.outcome import Outcome
 from rollout_contract.check.probe import Finding, Probe
+from rollout_contract.check.type_checks import broken_annotation
 from rollout_contract.errors import ContractError
 
 _RULE_OF_VIOLATION = {
@@ -90,15 +88,11 @@ def _from_batch(error: BaseException | None, place: Place) -> Failure | None:
 
 def _from_types(error: BaseException | None, place: Place) -> Failure | None:
     """What jaxtyping and beartype say inside a function that carries their decorator."""
-    if not isinstance(error, TypeCheckError | BeartypeCallHintViolation):
+    broken = None if error is None else broken_annotation(error)
+    if broken is None:
         return None
-    text = str(error)
-    rule = "live-input" if "FixedTensor" in text else "unreached" if "TrainableTensor" in text else "shape"
-    return Failure(rule, Finding(place, "arguments as annotated", show_error(error), _last_line(text)))
-
-
-def _last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+    hint = "the annotation says what the function relies on"
+    return Failure(broken.rule, Finding(place, broken.expected, broken.found, hint))
 
 
 # -- sizes ---------------------------------------------------------------------------------------------------------

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import time
-import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 
+from rollout_contract.check.execute import uncompiled
 from rollout_contract.check.failure import show_error
 from rollout_contract.check.findings import CannotCheckError, Fault, Place, Report, Unchecked
-from rollout_contract.check.probe import Finding, Probe
+from rollout_contract.check.lines import line_of_error
+from rollout_contract.check.probe import Probe
 from rollout_contract.check.rules import RULES, SCHEMA_RULE
-from rollout_contract.check.subjects import AnySubject, SchemaSubject, find
+from rollout_contract.check.subjects import AnySubject, SchemaSubject, Subject, find
 from rollout_contract.errors import ContractError, SchemaError
 
 Progress = Callable[[str], None]
@@ -44,14 +46,14 @@ def check(
     started = time.perf_counter()
     collector = _Collector(_chosen(only, ignore), fail_fast)
     seen: set[str] = set()
-    for target in targets:
-        for item in _found(target):
+    with contextlib.redirect_stdout(sys.stderr):
+        for item in itertools.chain.from_iterable(map(_found, targets)):
             name = item.subject if isinstance(item, Unchecked | Fault) else item.name
-            if any(fnmatchcase(name, pattern) for pattern in exclude):
+            if name in seen or any(fnmatchcase(name, pattern) for pattern in exclude):
                 continue
             if isinstance(item, Unchecked | Fault):
                 collector.add(item)
-            elif name not in seen:
+            else:
                 seen.add(name)
                 if progress is not None:
                     progress(name)
@@ -68,8 +70,7 @@ def _chosen(only: Collection[str], ignore: Collection[str]) -> list[str]:
 def _found(target: str) -> Iterator[AnySubject | Unchecked | Fault]:
     """What a target holds; a schema that does not compile is a fault, any other failed import is a reason."""
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield from find(target)
+        yield from find(target)
     except CannotCheckError as error:
         yield Unchecked(target, Place("", 0), str(error))
     except SchemaError as error:
@@ -83,14 +84,7 @@ def _found(target: str) -> Iterator[AnySubject | Unchecked | Fault]:
 
 def _last_place(error: BaseException) -> Place:
     """Where the module under check was when its import failed."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "rollout_contract" not in frame.filename.rpartition("src")[2]
-        and not frame.filename.startswith("<")
-        and "importlib" not in frame.filename
-    ]
-    return Place(frames[-1].filename, frames[-1].lineno or 0) if frames else Place("", 0)
+    return line_of_error(error, home="") or Place("", 0)
 
 
 class _Collector:
@@ -130,27 +124,32 @@ def check_subject(subject: AnySubject, rules: Collection[str]) -> tuple[list[Fau
     if isinstance(subject, SchemaSubject):
         found = [(n, f) for n in rules if n in RULES for f in RULES[n].find_in_schema(subject)]
         return [finding.fault(name, subject.name) for name, finding in found], []
+    with uncompiled():
+        return _check_function(subject, rules)
+
+
+def _check_function(subject: Subject, rules: Collection[str]) -> tuple[list[Fault], list[Unchecked]]:
     probe = Probe(subject)
     try:
         probe.inputs(probe.setup())
     except (CannotCheckError, ContractError) as error:
         return [], [Unchecked(subject.name, subject.place, f"no input can be made for it: {error}")]
-    findings: dict[str, list[Finding]] = {}
+    faults: list[Fault] = []
     reasons: list[Unchecked] = []
     explained: set[str] = set()
-    for name in RULES:
-        if name in explained:
+    for rule in (RULES[name] for name in RULES if name in rules):
+        if rule.name in explained:
             continue
         try:
-            findings[name] = list(RULES[name].find(probe)) if name in rules or RULES[name].explains else []
+            found = [finding.fault(rule.name, subject.name) for finding in rule.find(probe)]
         except CannotCheckError as error:
-            reasons.append(Unchecked(subject.name, subject.place, f"rule {name}: {error}"))
+            reasons.append(Unchecked(subject.name, subject.place, f"rule {rule.name}: {error}"))
             continue
         except Exception as error:
             # A result that a rule did not foresee shall not cost the findings about everything else.
-            reasons.append(Unchecked(subject.name, subject.place, f"rule {name} itself failed: {show_error(error)}"))
+            reason = f"rule {rule.name} itself failed: {show_error(error)}"
+            reasons.append(Unchecked(subject.name, subject.place, reason))
             continue
-        if findings[name]:
-            explained |= set(RULES[name].explains)
-    wanted = [(name, finding) for name, found in findings.items() if name in rules for finding in found]
-    return [finding.fault(name, subject.name) for name, finding in wanted], reasons
+        faults += found
+        explained |= set(rule.explains if found else ())
+    return faults, reasons

@@ -8,11 +8,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rollout_contract import Fixed, FixedTensor, KLBatch, Loss, Metrics, OPDBatch, PolicyBatch, TISBatch, Trainable
+from rollout_contract import Fixed, FixedTensor, KLBatch, Loss, OPDBatch, PolicyBatch, TISBatch, Trainable
 from rollout_contract.check import loss
 from rollout_contract.losses.inputs import read
 from rollout_contract.losses.loss import weighted_sum
-from rollout_contract.metrics import Metric
 from rollout_contract.roles import TrainableTensor
 from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import EntropyBatch, ValueBatch
@@ -165,18 +164,11 @@ def live_metric(batch: PolicyBatch) -> tuple[Tensor, dict[str, Tensor]]:
     }
 
 
-def live_metric_in_loss(batch: KLBatch) -> Loss:
+def live_metric_beside_a_loss(batch: KLBatch) -> tuple[Loss, dict[str, Tensor]]:
     log_probs = read(batch, "log_probs")
     difference = log_probs - read(batch, "ref_log_probs", like=log_probs)
-    found = {"kl": Metric("sum", difference.sum().reshape(1))}  # fault: metric-graph
-    return weighted_sum(batch, 0.5 * difference.square(), found)
-
-
-def live_metrics_object(batch: KLBatch) -> Loss:
-    log_probs = read(batch, "log_probs")
-    difference = log_probs - read(batch, "ref_log_probs", like=log_probs)
-    found = Metrics({"k1": Metric("sum", difference.sum().reshape(1))})  # fault: metric-graph
-    return weighted_sum(batch, 0.5 * difference.square(), found)
+    found = {"kl": difference.sum()}  # fault: metric-graph
+    return weighted_sum(batch, 0.5 * difference.square(), {}), found
 
 
 def live_metric_keyword(

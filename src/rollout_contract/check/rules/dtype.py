@@ -16,11 +16,11 @@ from rollout_contract.check.sizes import FIRST
 
 EXPLAINS = ("half-precision",)
 
-_WANTED: tuple[tuple[Floats, str, str], ...] = (
-    ("float32", "float32", "float32 input"),
-    ("float64", "float64", "float64 input"),
-    ("mixed", "float32", "float32 trainable input and float64 fixed input"),
-)
+_INPUT: dict[Floats, str] = {
+    "float32": "float32 input",
+    "float64": "float64 input",
+    "mixed": "float32 trainable input and float64 fixed input",
+}
 
 
 def find(probe: Probe) -> Iterator[Finding]:
@@ -30,9 +30,8 @@ def find(probe: Probe) -> Iterator[Finding]:
     if not probe.runs:
         return
     yield from _wrong_results(probe)
-    for floats, wanted, name in _WANTED:
-        outcome = probe.run(probe.setup(FIRST, floats=floats))
-        fault = _wrong_loss(probe, outcome, wanted, name)
+    for floats, name in _INPUT.items():
+        fault = _wrong_loss(probe, probe.run(probe.setup(FIRST, floats=floats)), name)
         if fault is not None:
             yield fault
             return
@@ -47,18 +46,17 @@ def _wrong_results(probe: Probe) -> Iterator[Finding]:
             yield Finding(probe.subject.place, f"{name} of dtype {allowed}", _name(tensor))
 
 
-def _wrong_loss(probe: Probe, outcome: Outcome, wanted: str, name: str) -> Finding | None:
+def _wrong_loss(probe: Probe, outcome: Outcome, name: str) -> Finding | None:
     """What only some precisions make fail, or a loss of another precision than the log-probs."""
     if outcome.error is not None:
         if not probe.subject.is_in_contract:
             return None
         place = probe.at(line_of_error(outcome.error, probe.subject.home))
         return Finding(place, f"a result for {name}", show_error(outcome.error), _HINT)
-    if not probe.is_loss or outcome.loss is None or not probe.trainable(outcome):
+    live = {_name(outcome.inputs.tensors[trainable].tensor) for trainable in probe.trainable(outcome)}
+    if not probe.is_loss or outcome.loss is None or len(live) != 1 or _name(outcome.loss) in live:
         return None
-    if _name(outcome.loss) == wanted:
-        return None
-    return Finding(probe.subject.place, f"a {wanted} loss for {name}", _name(outcome.loss), _HINT)
+    return Finding(probe.subject.place, f"a {live.pop()} loss for {name}", _name(outcome.loss), _HINT)
 
 
 _HINT = "read fixed fields with read(batch, name, like=log_probs), which brings them to the dtype of the log-probs"
