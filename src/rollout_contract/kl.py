@@ -104,9 +104,11 @@ class K1(SampledKL):
     known_as = {
         "miles": "--kl-loss-type k1",
         "slime": "--kl-loss-type k1",
-        "verl": "kl_loss_type=kl | k1, kl_penalty=kl",
-        "OpenRLHF": "kl_estimator=k1",
-        "NeMo-RL": "kl_type=k1",
+        "verl": "kl_loss_type=kl | k1",
+        "TRL": "RLOOTrainer, beta (in the reward)",
+        "OpenRLHF": "--kl_estimator k1",
+        "NeMo-RL": "reference_policy_kl_type=k1",
+        "AReaL": "kl_estimator=k1 (in the reward)",
         "SkyRL": "kl_estimator_type=k1",
     }
 
@@ -131,8 +133,9 @@ class K2(SampledKL):
         "miles": "--kl-loss-type k2",
         "slime": "--kl-loss-type k2",
         "verl": "kl_loss_type=mse | k2",
-        "OpenRLHF": "kl_estimator=k2",
-        "NeMo-RL": "kl_type=k2",
+        "OpenRLHF": "--kl_estimator k2",
+        "NeMo-RL": "reference_policy_kl_type=k2",
+        "AReaL": "kl_estimator=k2 (in the reward)",
         "SkyRL": "kl_estimator_type=k2",
     }
 
@@ -150,11 +153,12 @@ class K3(SampledKL):
         "slime": "--kl-loss-type k3",
         "verl": "kl_loss_type=k3 (input_bound=20, output_bound=10)",
         "TRL": "beta",
-        "OpenRLHF": "kl_estimator=k3 (output_bound=10)",
-        "NeMo-RL": "kl_type=k3 (input_bound=20, output_bound=10)",
+        "OpenRLHF": "--kl_estimator k3 (output_bound=10)",
+        "NeMo-RL": "reference_policy_kl_type=k3 (input_bound=20, output_bound=10)",
+        "AReaL": "kl_estimator=k3 (in the reward)",
         "SkyRL": "kl_estimator_type=k3 (input_bound=20, output_bound=10)",
         "Liger": "beta",
-        "torchforge": "beta",
+        "torchforge": "SimpleGRPOLoss, beta",
     }
 
     def estimate(self, log_ratio: Tensor, /) -> Tensor:
@@ -271,8 +275,8 @@ class UnbiasedKL(WeightedKL):
     known_as = {
         "miles": "--use-unbiased-kl",
         "slime": "--use-unbiased-kl",
-        "TRL": "use_bias_correction_kl",
-        "Liger": "use_bias_correction_kl",
+        "TRL": "use_bias_correction_kl=true, beta",
+        "Liger": "use_bias_correction_kl=true, beta",
     }
     reads = ScoredKLBatch
 
@@ -292,7 +296,7 @@ class BehaviourKL(WeightedKL):
 
     name = "behaviour"
     formula = "KL = exp(l - l_rollout) k(l - l_ref), the weight live"
-    known_as = {"NeMo-RL": "use_on_policy_kl_approximation"}
+    known_as = {"NeMo-RL": "use_on_policy_kl_approximation=true"}
     reads = BehaviourKLBatch
 
     def terms(self, batch: BehaviourKLBatch, /) -> Terms:

@@ -38,7 +38,8 @@ Lambda: TypeAlias = Fraction | LengthAdaptive
     known_as={
         "verl": "algorithm.adv_estimator=gae",
         "OpenRLHF": "--advantage_estimator gae",
-        "NeMo-RL": "GeneralizedAdvantageEstimator",
+        "NeMo-RL": "grpo.adv_estimator.name=gae",
+        "AReaL": "gae_lambda (always on)",
         "SkyRL": "trainer.algorithm.advantage_estimator=gae",
         "miles": "--advantage-estimator ppo",
         "slime": "--advantage-estimator ppo",

@@ -22,7 +22,7 @@ from rollout_contract.schemas import RewardComponentsBatch
     paper="arXiv:2601.05242",
     known_as={
         "NeMo-RL": "grpo.adv_estimator.name=gdpo",
-        "TRL": "GRPOConfig(multi_objective_aggregation='normalize_then_sum')",
+        "TRL": "multi_objective_aggregation=normalize_then_sum",
     },
 )
 def gdpo(

@@ -18,13 +18,13 @@ from rollout_contract.schemas import RewardBatch
     formula="(R - mean of the group) / (std of the group + eps)",
     paper="arXiv:2402.03300",
     known_as={
-        "verl": "algorithm.adv_estimator=grpo",
-        "TRL": "GRPOConfig(scale_rewards='group')",
+        "verl": "algorithm.adv_estimator=grpo | grpo_vectorized",
+        "TRL": "scale_rewards=group | batch",
         "OpenRLHF": "--advantage_estimator group_norm",
         "NeMo-RL": "grpo.adv_estimator.name=grpo",
         "SkyRL": "trainer.algorithm.advantage_estimator=grpo",
-        "miles": "--advantage-estimator grpo",
-        "slime": "--advantage-estimator grpo",
+        "miles": "--advantage-estimator grpo | gspo",
+        "slime": "--advantage-estimator grpo | gspo | cispo",
     },
 )
 def grpo(
@@ -75,11 +75,13 @@ def _inverse_scale(found: Grouped, scale: str, eps: float, bessel: bool, floor: 
     formula="R - mean of the group",
     paper="arXiv:2503.20783",
     known_as={
-        "verl": "algorithm.norm_adv_by_std_in_grpo=False",
-        "TRL": "GRPOConfig(scale_rewards='none')",
+        "verl": "algorithm.adv_estimator=grpo, norm_adv_by_std_in_grpo=false",
+        "TRL": "scale_rewards=none",
         "OpenRLHF": "--advantage_estimator dr_grpo",
-        "SkyRL": "trainer.algorithm.grpo_norm_by_std=False",
+        "SkyRL": "trainer.algorithm.grpo_norm_by_std=false",
         "prime-rl": "algo.type=grpo",
+        "miles": "--advantage-estimator grpo, --disable-grpo-std-normalization",
+        "slime": "--advantage-estimator grpo, --disable-grpo-std-normalization",
     },
 )
 def dr_grpo(batch: RewardBatch, *, singleton: Singleton = "zero") -> FixedTensor:

@@ -15,7 +15,7 @@ from rollout_contract.schemas import RewardBatch
 @estimator(
     formula="R' - mean of R' in the group; R' = R (1 + clamp(1 - cost / mean cost of the best, 0, 1)) if best, else R",
     paper="https://github.com/PrimeIntellect-ai/prime-rl",
-    known_as={"prime-rl": "algo.type=grpo, length_penalty (tokens)"},
+    known_as={"prime-rl": "algo.type=grpo, length_penalty.type=tokens"},
 )
 def length_shaped_grpo(batch: RewardBatch, *, tool_token_cost: NonNegative = 0.0) -> FixedTensor:
     """Dr.GRPO on rewards that are raised, to at most twice their size, where the answer is best and cheap.

@@ -21,7 +21,7 @@ from rollout_contract.schemas import OTBBatch
     formula="G_t - B_t, B_t = sum of G W / (sum of W + eps) over the group at position t, "
     "W_t = sum up to t of 1 - 2 p + sum of p^2",
     paper="https://verl.readthedocs.io/en/latest/algo/otb.html",
-    known_as={"verl": "algorithm.adv_estimator=optimal_token_baseline, tir_optimal_token_baseline"},
+    known_as={"verl": "algorithm.adv_estimator=optimal_token_baseline | tir_optimal_token_baseline"},
 )
 def optimal_token_baseline(
     batch: OTBBatch,

@@ -12,9 +12,9 @@ from rollout_contract.schemas import RewardBatch
     formula="R",
     paper="https://doi.org/10.1007/BF00992696",
     known_as={
-        "NeMo-RL": "RawRewardAdvantageEstimator",
-        "miles": "--advantage-estimator grpo (rewards already normalised)",
-        "slime": "--advantage-estimator grpo (rewards already normalised)",
+        "NeMo-RL": "grpo.adv_estimator.name=raw_reward",
+        "miles": "--advantage-estimator grpo, --disable-rewards-normalization",
+        "slime": "--advantage-estimator grpo, --disable-rewards-normalization",
     },
 )
 def raw_reward(batch: RewardBatch) -> FixedTensor:

@@ -19,8 +19,8 @@ from rollout_contract.schemas import RewardBatch, TokenRewardBatch
         "verl": "algorithm.adv_estimator=reinforce_plus_plus",
         "OpenRLHF": "--advantage_estimator reinforce",
         "SkyRL": "trainer.algorithm.advantage_estimator=reinforce++",
-        "miles": "--advantage-estimator reinforce_plus_plus",
-        "slime": "--advantage-estimator reinforce_plus_plus",
+        "miles": "--advantage-estimator reinforce_plus_plus, --normalize-advantages",
+        "slime": "--advantage-estimator reinforce_plus_plus, --normalize-advantages",
     },
 )
 def reinforce_plus_plus(
@@ -49,9 +49,9 @@ def reinforce_plus_plus(
     known_as={
         "verl": "algorithm.adv_estimator=reinforce_plus_plus_baseline",
         "OpenRLHF": "--advantage_estimator reinforce_baseline",
-        "NeMo-RL": "grpo.adv_estimator.name=reinforce_plus_plus, minus_baseline=True",
-        "miles": "--advantage-estimator reinforce_plus_plus_baseline",
-        "slime": "--advantage-estimator reinforce_plus_plus_baseline",
+        "NeMo-RL": "grpo.adv_estimator.name=reinforce_plus_plus, minus_baseline=true",
+        "miles": "--advantage-estimator reinforce_plus_plus_baseline, --normalize-advantages",
+        "slime": "--advantage-estimator reinforce_plus_plus_baseline, --normalize-advantages",
     },
 )
 def reinforce_plus_plus_baseline(

@@ -12,7 +12,7 @@ from rollout_contract.schemas import TokenRewardBatch
 @estimator(
     formula="G_t = r_t + gamma G_{t+1}",
     paper="https://doi.org/10.1007/BF00992696",
-    known_as={"OpenRLHF": "--advantage_estimator reinforce, without normalization"},
+    known_as={"OpenRLHF": "(--advantage_estimator reinforce, before its normalization)"},
 )
 def discounted_returns(batch: TokenRewardBatch, *, gamma: Fraction = 1.0, masked: Masked = "skip") -> FixedTensor:
     """The sum of the rewards from each token to the end of its response, discounted.

@@ -13,7 +13,7 @@ from rollout_contract.schemas import RewardBatch
     formula="R - mean of the others = n / (n - 1) (R - mean of the group)",
     paper="arXiv:2402.14740",
     known_as={
-        "verl": "algorithm.adv_estimator=rloo",
+        "verl": "algorithm.adv_estimator=rloo | rloo_vectorized",
         "OpenRLHF": "--advantage_estimator rloo",
         "SkyRL": "trainer.algorithm.advantage_estimator=rloo",
         "TRL": "RLOOTrainer",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
@@ -28,6 +28,18 @@ class IcePop(CorrectionRule):
 
     Metrics, under ``icepop/``: of the ratio before any bound; see :func:`rollout_contract.mismatch.ratio_metrics`.
     """
+
+    name = "icepop"
+    formula = "r = exp(l_old - l_rollout); w = r if low <= r <= high, else 0"
+    paper = "arXiv:2510.18855"
+    known_as: ClassVar = {
+        "miles": "--use-tis, --custom-tis-function-path icepop_function",
+        "slime": "--use-tis, --custom-tis-function-path icepop_function",
+        "verl": "rollout_is=token, rollout_is_threshold=0.5_5.0",
+        "TRL": "vllm_importance_sampling_mode=token_mask, use_vllm=true",
+        "OpenRLHF": "--enable_vllm_is_correction, --vllm_is_correction_type icepop",
+        "NeMo-RL": "truncated_importance_sampling_type=icepop",
+    }
 
     low: NonNegativeFloat | None = 0.5
     high: PositiveFloat | None = 5.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import PositiveFloat
 
 from rollout_contract import metrics
@@ -25,6 +27,11 @@ class M2PO(CorrectionRule):
 
     Metrics, under ``m2po/``: ``second_moment`` before anything is dropped, and the fraction ``rejected`` of tokens.
     """
+
+    name = "m2po"
+    formula = "the mask loses the largest x^2 until mean x^2 <= threshold, x = l_old - l_rollout"
+    paper = "arXiv:2510.01161"
+    known_as: ClassVar = {"AReaL": "use_decoupled_loss=true, m2_threshold"}
 
     threshold: PositiveFloat = 0.04
 

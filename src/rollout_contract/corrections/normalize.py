@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +25,15 @@ class Normalize(CorrectionRule):
         rule: the correction whose weights are normalised; it must give some.
         per: the mean is over trained ``token``s, or over the means of each ``sequence`` that has any.
     """
+
+    name = "normalize"
+    formula = "w = w' / mean of w' over the step, after its truncation"
+    paper = "https://verl.readthedocs.io/en/latest/algo/rollout_corr.html"
+    known_as: ClassVar = {
+        "verl": "rollout_is=token | sequence, rollout_is_batch_normalize=true",
+        "miles": "--use-tis, --custom-tis-function-path compute_mis_weights_with_cp, tis_batch_normalize=true",
+        "slime": "--use-tis, --custom-tis-function-path compute_mis_weights_with_cp, tis_batch_normalize=true",
+    }
 
     rule: AnyRule
     per: Literal["token", "sequence"] = "token"

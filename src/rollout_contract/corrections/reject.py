@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple, Self, TypeAlias
+from typing import ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import PositiveFloat, model_validator
 from torch import Tensor
@@ -65,6 +65,16 @@ class Reject(CorrectionRule):
     Metrics, under ``reject/{statistic}/{level}/``: ``mean``, ``min``, ``max`` of the statistic, and the fractions
     ``rejected``, ``high`` and ``low`` of tokens or (sequence levels) of sequences; ``tokens_rejected`` is of tokens.
     """
+
+    name = "reject"
+    formula = "x = l_old - l_rollout; the mask is narrowed to low <= s(x) <= high, s = e^x | -x | x^2 / 2 | e^x - 1 - x"
+    paper = "https://verl.readthedocs.io/en/latest/algo/rollout_corr.html"
+    known_as: ClassVar = {
+        "miles": "--use-tis, --custom-tis-function-path compute_mis_weights_with_cp, use_rs=true",
+        "slime": "--use-tis, --custom-tis-function-path compute_mis_weights_with_cp, use_rs=true",
+        "verl": "rollout_rs=token_k1 | token_k3 | seq_sum_k1 | seq_mean_k1 | seq_max_k2, rollout_rs_threshold",
+        "AReaL": "use_decoupled_loss=true, rejection_sampling.upper",
+    }
 
     statistic: Statistic = "ratio"
     level: RejectLevel = "token"

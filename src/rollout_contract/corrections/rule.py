@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import and_
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
@@ -27,9 +27,17 @@ class CorrectionRule(BaseModel, ABC):
     """A frozen configuration that computes a :class:`Correction` from a batch.
 
     ``a & b`` applies both to the same batch, so neither sees what the other dropped and the order does not matter.
+
+    Attributes:
+        name, formula, paper, known_as: as in ``rollout_contract.objectives.base.Objective``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: ClassVar[str]
+    formula: ClassVar[str]
+    paper: ClassVar[str]
+    known_as: ClassVar[Mapping[str, str]]
 
     @abstractmethod
     def __call__(self, batch: TISBatch, /) -> Correction:
@@ -45,6 +53,11 @@ class Combined(CorrectionRule):
     Attributes:
         rules: callables from the batch to a :class:`Correction`.
     """
+
+    name = "combined"
+    formula = "w = product of the weights; the mask is the intersection"
+    paper = "https://fengyao.notion.site/off-policy-rl"
+    known_as: ClassVar = {}
 
     rules: tuple[AnyRule, ...]
 

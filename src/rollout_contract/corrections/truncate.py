@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
@@ -34,6 +34,21 @@ class Truncate(CorrectionRule):
     Metrics, under ``truncate/``: of the ratio before any bound, over tokens or (sequence levels) over sequences; see
     :func:`rollout_contract.mismatch.ratio_metrics`.
     """
+
+    name = "truncate"
+    formula = "w = clamp(exp(l_old - l_rollout), low, high); per sequence the sum, or the mean, of the log-ratios"
+    paper = "https://fengyao.notion.site/off-policy-rl"
+    known_as: ClassVar = {
+        "miles": "--use-tis, --tis-clip, --tis-clip-low",
+        "slime": "--use-tis, --tis-clip, --tis-clip-low",
+        "verl": "rollout_is=token | sequence, rollout_is_threshold",
+        "TRL": "vllm_importance_sampling_mode=token_truncate | sequence_truncate, use_vllm=true",
+        "OpenRLHF": "--enable_vllm_is_correction, --vllm_is_correction_type tis",
+        "NeMo-RL": "truncated_importance_sampling_type=tis, truncated_importance_sampling_ratio",
+        "AReaL": "use_decoupled_loss=true",
+        "SkyRL": "tis_ratio_type=token | sequence",
+        "Liger": "(vllm_is_ratio)",
+    }
 
     high: PositiveFloat | None = 2.0
     low: NonNegativeFloat | None = None

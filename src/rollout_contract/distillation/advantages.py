@@ -38,7 +38,7 @@ def reverse_kl(batch: OPDBatch) -> FixedTensor:
     known_as={
         "miles": "--use-opd",
         "slime": "--use-opd",
-        "NeMo-RL": "OPDAdvantageEstimator (coef=1, no advantages; MOPD, arXiv:2601.02780)",
+        "NeMo-RL": "grpo.adv_estimator.name=opd (coef=1, no advantages; MOPD, arXiv:2601.02780)",
         "Tinker": "kl_penalty_coef",
     },
 )
@@ -61,7 +61,7 @@ def opd_advantages(batch: OPDBatch, advantages: Tensor | None = None, coef: NonN
     return _minus(batch, advantages, coef * reverse_kl(batch))
 
 
-@estimator(formula="A_t - coef reverse_kl_t", paper=_THINKING_MACHINES, known_as={"miles": "opd_reverse_kl"})
+@estimator(formula="A_t - coef reverse_kl_t", paper=_THINKING_MACHINES, known_as={"miles": "(opd_reverse_kl)"})
 def reverse_kl_advantages(
     batch: ReverseKLBatch, advantages: Tensor | None = None, coef: NonNegative = 1.0
 ) -> FixedTensor:
@@ -72,7 +72,7 @@ def reverse_kl_advantages(
 @estimator(
     formula="A_t = sum_{i >= t} gamma^(i - t) (l_teacher - l_old)_i [/ sum_{i >= t} gamma^(i - t)]",
     paper="arXiv:2306.08543",
-    known_as={"TRL": "MiniLLMConfig(rkl_advantage=True)"},
+    known_as={"TRL": "(MiniLLMConfig: rkl_advantage)"},
 )
 def minillm_advantages(
     batch: OPDBatch,

@@ -47,9 +47,9 @@ class FullVocabulary(DistributionTerm):
     name = "full_vocabulary"
     formula = "M = (1 - beta) S + beta T; beta KL(T || M) + (1 - beta) KL(S || M); beta = 0: KL(T || S), 1: KL(S || T)"
     known_as: ClassVar = {
-        "TRL": "gkd beta; sdpo full_logit_distillation alpha",
-        "Liger": "LigerFusedLinearJSDLoss beta",
-        "NeMo-RL": "DistillationLossFn kl_type=mixed (interpolation='linear', beta = 1 - mixed_kl_weight)",
+        "TRL": "(experimental.gkd: beta; experimental.sdpo, experimental.sdft: distillation_mode=full_logits)",
+        "Liger": "(LigerFusedLinearJSDLoss: beta)",
+        "NeMo-RL": "(DistillationLossFn: kl_type=mixed, interpolation='linear', beta = 1 - mixed_kl_weight)",
     }
     reads = DivergenceBatch
 

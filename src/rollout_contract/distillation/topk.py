@@ -40,8 +40,8 @@ class TopKDivergence(DistributionTerm):
     name = "topk_divergence"
     formula = "D(S', T') with S', T' on the set, plus a tail outcome log(1 - P(set)) | renormalised | as they are"
     known_as: ClassVar = {
-        "TRL": "sdpo / distillation: distillation_topk, distillation_alpha, distillation_add_tail",
-        "NeMo-RL": "DistillationLossFn (outside='ignore', interpolation='linear', beta = 1 - mixed_kl_weight)",
+        "TRL": "(experimental.sdpo, experimental.sdft: distillation_mode=topk_logits)",
+        "NeMo-RL": "(DistillationLossFn: outside='ignore', interpolation='linear', beta = 1 - mixed_kl_weight)",
     }
     reads = TopKBatch
 
@@ -78,7 +78,7 @@ class FlooredTopKDivergence(DistributionTerm):
 
     name = "floored_topk_divergence"
     formula = "(1 - beta) sum_set t (log t - log s) + beta (sum_set s (log s - log t) + sum_rest s (log s - floor))"
-    known_as: ClassVar = {"NeMo-RL": "DistillationLossFn zero_outside_topk=true"}
+    known_as: ClassVar = {"NeMo-RL": "(DistillationLossFn: zero_outside_topk)"}
     reads = TopKEntropyBatch
 
     beta: float = Field(default=1.0, ge=0.0, le=1.0)
@@ -109,7 +109,7 @@ class TopKReverseKL(DistributionTerm):
     name = "topk_reverse_kl"
     formula = "sum_set w (log s - log t); w = softmax over the set of log s | log t | 0, or the raw exp of them"
     paper = "https://github.com/radixark/miles"
-    known_as: ClassVar = {"miles": "--opd-topk-strategy, --opd-topk-weights"}
+    known_as: ClassVar = {"miles": "(--opd-top-k-strategy, --opd-reward-weight-mode)"}
     reads = TopKBatch
 
     weights: Literal["student", "teacher", "uniform"] = "student"

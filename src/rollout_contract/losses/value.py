@@ -40,10 +40,10 @@ class CriticError(BaseModel):
         "slime": "--value-clip (half=False)",
         "verl": "critic.cliprange_value",
         "OpenRLHF": "--value_clip",
-        "NeMo-RL": "MseValueLossFn",
-        "AReaL": "value_eps_clip, value_loss_type",
+        "NeMo-RL": "(MseValueLossFn)",
+        "AReaL": "critic.eps_clip, critic.value_loss_type",
         "SkyRL": "value_clip",
-        "TRL": "PPOConfig(cliprange_value)",
+        "TRL": "(PPOConfig: cliprange_value)",
     }
 
     clip: PositiveFloat | None = None

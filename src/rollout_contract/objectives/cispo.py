@@ -78,7 +78,7 @@ class RolloutCISPO(_ClippedWeight):
     formula = "r = exp(l - l_rollout); L = -sg(clip(r, ratio_min, ratio_max)) A l"
     paper = "arXiv:2506.13585"
     known_as: ClassVar = {
-        "SkyRL": "policy_loss_type=cispo, anchored at the rollout log-probs",
+        "SkyRL": "policy_loss_type=cispo, cispo.cispo_anchor=rollout",
         "Tinker": "loss_fn=cispo",
     }
     reads = RolloutPolicyBatch

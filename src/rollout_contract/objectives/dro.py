@@ -27,7 +27,7 @@ class DRO(Objective):
     name = "dro"
     formula = "L = -(A l - beta / 2 (l - l_old)^2)"
     paper = "arXiv:2405.19107"
-    known_as: ClassVar = {"verl": "policy_loss.loss_mode=dro", "Tinker": "loss_fn=dro"}
+    known_as: ClassVar = {"verl": "policy_loss.loss_mode=dro, dro_beta", "Tinker": "loss_fn=dro"}
     reads = PolicyBatch
 
     beta: PositiveFloat = 0.05

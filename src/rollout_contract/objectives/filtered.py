@@ -72,7 +72,7 @@ class OPSM(_OffPolicyMask):
     name = "opsm"
     formula = "L = 0 if A < 0 and mean_m(l_rollout - l) > delta, else that of the filtered objective"
     paper = "arXiv:2512.02556"
-    known_as: ClassVar = {"TRL": "off_policy_mask_threshold"}
+    known_as: ClassVar = {"TRL": "off_policy_mask_threshold, use_vllm=true"}
     reads = OffPolicyMaskBatch
 
     def terms(self, batch: OffPolicyMaskBatch, /) -> Terms:
@@ -91,7 +91,11 @@ class ProximalOPSM(_OffPolicyMask):
     name = "opsm_proximal"
     formula = "L = 0 if A < 0 and mean_m(l_old - l) > delta, else that of the filtered objective"
     paper = "arXiv:2512.02556"
-    known_as: ClassVar = {"miles": "--use-opsm --opsm-delta", "slime": "--use-opsm --opsm-delta"}
+    known_as: ClassVar = {
+        "miles": "--use-opsm, --opsm-delta",
+        "slime": "--use-opsm, --opsm-delta",
+        "TRL": "off_policy_mask_threshold, use_vllm=false",
+    }
     reads = PolicyBatch
 
     def terms(self, batch: PolicyBatch, /) -> Terms:

@@ -39,8 +39,8 @@ class GSPO(ClippedObjective):
         "miles": "--advantage-estimator gspo",
         "slime": "--advantage-estimator gspo",
         "TRL": "importance_sampling_level=sequence",
-        "OpenRLHF": "policy_loss_type=gspo",
-        "NeMo-RL": "sequence_level_importance_ratios=true",
+        "OpenRLHF": "--policy_loss_type gspo",
+        "NeMo-RL": "sequence_level_importance_ratios=true, token_level_loss=false",
         "AReaL": "importance_sampling_level=sequence",
         "Liger": "importance_sampling_level=sequence",
     }
@@ -70,7 +70,10 @@ class LUSPO(GSPO):
     name = "luspo"
     formula = "s = exp(mean_m(l - l_old)); L = n max(-s A, -clip(s, 1 - eps_low, 1 + eps_high) A), n = trained tokens"
     paper = "arXiv:2602.05261"
-    known_as: ClassVar = {"TRL": "loss_type=luspo", "Liger": "loss_type=luspo"}
+    known_as: ClassVar = {
+        "TRL": "loss_type=luspo, importance_sampling_level=sequence",
+        "Liger": "loss_type=luspo, importance_sampling_level=sequence",
+    }
 
     def terms(self, batch: PolicyBatch, /) -> Terms:
         loss, found = super().terms(batch)

@@ -48,9 +48,9 @@ class OnPolicyRatio(Objective):
     formula = "r = exp(l - sg(l)) = 1; L = -r A"
     paper = "arXiv:2402.03300"
     known_as: ClassVar = {
-        "slime": "old log-probs absent",
-        "verl": "actor on_policy",
-        "TRL": "num_iterations=1 (no old log-probs)",
+        "slime": "(no old log-probs)",
+        "verl": "(on-policy training: no old log-probs)",
+        "TRL": "(num_iterations=1: no old log-probs)",
         "NeMo-RL": "force_on_policy_ratio=true",
         "torchforge": "SimpleGRPOLoss",
     }

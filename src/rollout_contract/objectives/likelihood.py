@@ -26,10 +26,10 @@ class NLL(Objective):
     known_as: ClassVar = {
         "miles": "--loss-type sft_loss",
         "slime": "--loss-type sft_loss",
-        "verl": "sft_loss",
-        "OpenRLHF": "SFTLoss",
-        "prime-rl": "ce_loss_fn",
-        "NeMo-RL": "NLLLossFn",
+        "verl": "(sft_loss)",
+        "OpenRLHF": "(SFTLoss)",
+        "prime-rl": "algo.type=sft",
+        "NeMo-RL": "(NLLLossFn)",
         "SkyRL": "policy_loss_type=cross_entropy",
         "Tinker": "loss_fn=cross_entropy",
     }

@@ -29,7 +29,7 @@ class OptimalAdvantage(Objective):
     name = "optimal_advantage"
     formula = "L = (beta sum_m(l - l_ref) - (R - V*))^2"
     paper = "arXiv:2505.20686"
-    known_as: ClassVar = {"TRL": "experimental.a2po"}
+    known_as: ClassVar = {"TRL": "(experimental.a2po)"}
     reads = OptimalAdvantageBatch
     correction = "refuses"
 

@@ -24,7 +24,10 @@ class Reinforce(Objective):
     name = "reinforce"
     formula = "L = -A l"
     paper = "https://doi.org/10.1007/BF00992696"
-    known_as: ClassVar = {"NeMo-RL": "disable_ppo_ratio=true", "torchforge": "reinforce_loss"}
+    known_as: ClassVar = {
+        "verl": "rollout_correction.bypass_mode=true, loss_type=reinforce",
+        "NeMo-RL": "disable_ppo_ratio=true",
+    }
     reads = AdvantageBatch
 
     def terms(self, batch: AdvantageBatch, /) -> Terms:
@@ -58,7 +61,7 @@ class RolloutReinforce(Objective):
     formula = "w = clamp(exp(l - l_rollout), low, high); L = -sg(w) A l"
     paper = "https://fengyao.notion.site/off-policy-rl"
     known_as: ClassVar = {
-        "verl": "policy_loss.loss_mode=bypass_mode, loss_type=reinforce",
+        "verl": "rollout_correction.bypass_mode=true, loss_type=reinforce, rollout_is=token | sequence",
         "torchforge": "ReinforceLoss",
     }
     reads = RolloutPolicyBatch

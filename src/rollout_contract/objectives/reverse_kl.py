@@ -34,7 +34,7 @@ class SampledReverseKL(Objective):
     name = "sampled_reverse_kl"
     formula = "L = sg(l - l_teacher) l"
     paper = "https://thinkingmachines.ai/blog/on-policy-distillation"
-    known_as: ClassVar = {"TRL": "sdpo / sdft distillation_mode=sampled_token"}
+    known_as: ClassVar = {"TRL": "(experimental.sdpo, experimental.sdft: distillation_mode=sampled_token)"}
     reads = TeacherBatch
 
     def terms(self, batch: TeacherBatch, /) -> Terms:
@@ -54,7 +54,7 @@ class WeightedReverseKL(Objective):
     name = "weighted_reverse_kl"
     formula = "w = sg(min(exp(l - l_old), weight_max)); L = w sg(l - l_teacher) l"
     paper = "https://thinkingmachines.ai/blog/on-policy-distillation"
-    known_as: ClassVar = {"TRL": "sdpo distillation_mode=sampled_token, is_clip"}
+    known_as: ClassVar = {"TRL": "(experimental.sdpo: distillation_mode=sampled_token, distillation_is_clip)"}
     reads = OPDBatch
 
     weight_max: PositiveFloat | None = 2.0
@@ -84,7 +84,7 @@ class RolloutReverseKL(Objective):
     name = "rollout_reverse_kl"
     formula = "L = -keep sg(l_teacher - l) exp(l - l_rollout) + drift (l - l_rollout)^2; drop if p - q < -delta_low"
     paper = "https://github.com/PrimeIntellect-ai/prime-rl"
-    known_as: ClassVar = {"prime-rl": "loss component ref_kl", "AReaL": "rl_loss_weight=0 with a teacher"}
+    known_as: ClassVar = {"prime-rl": "algo.type=opd | opsd", "AReaL": "(rl_loss_weight=0 with a teacher)"}
     reads = RolloutTeacherBatch
     correction = "refuses"
 
@@ -123,7 +123,7 @@ class FrontLoadedReverseKL(Objective):
     name = "front_loaded_reverse_kl"
     formula = "a = l_teacher - l_rollout; w_t = 1 + gamma (1 - sum_{s<t} |a_s| / sum_s |a_s|); L = -l w a"
     paper = "arXiv:2606.22600"
-    known_as: ClassVar = {"TRL": "iw_opd"}
+    known_as: ClassVar = {"TRL": "(experimental.iw_opd)"}
     reads = RolloutTeacherBatch
 
     gamma: NonNegativeFloat = 1.0

@@ -36,7 +36,7 @@ class SAPO(Objective):
     known_as: ClassVar = {
         "verl": "policy_loss.loss_mode=sapo",
         "TRL": "loss_type=sapo",
-        "AReaL": "sapo_loss_fn",
+        "AReaL": "use_sapo_loss=true",
         "SkyRL": "policy_loss_type=sapo",
         "Liger": "loss_type=sapo",
     }

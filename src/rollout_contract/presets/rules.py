@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from pydantic import SerializeAsAny
+
 from rollout_contract.corrections import Correction, CorrectionRule, Reject
-from rollout_contract.errors import Violation, violation_error
+from rollout_contract.losses.inputs import read
 from rollout_contract.schemas import TISBatch
 
 
@@ -14,17 +18,29 @@ class ZeroOutside(CorrectionRule):
     no importance weight, such as the KL.
 
     Attributes:
-        rule: gives the weights.
+        rule: gives the weights; None for 1 everywhere.
         outside: says where they are 0.
+
+    Metrics: those of both.
     """
 
-    rule: CorrectionRule
+    name = "zero_outside"
+    formula = "w = 0 where `outside` would reject, else that of the other rule"
+    paper = "https://github.com/OpenRLHF/OpenRLHF"
+    known_as: ClassVar = {
+        "verl": "rollout_is=sequence, rollout_is_threshold=0.5_5.0",
+        "TRL": "vllm_importance_sampling_mode=sequence_mask, use_vllm=true",
+        "OpenRLHF": "--enable_vllm_is_correction, --vllm_is_correction_type seq-mask-tis",
+        "NeMo-RL": "truncated_importance_sampling_type=seq-mask-tis",
+        "SkyRL": "sequence_mask_metric=product | geometric",
+    }
+
+    rule: SerializeAsAny[CorrectionRule] | None
     outside: Reject
 
     def __call__(self, batch: TISBatch, /) -> Correction:
-        found = self.rule(batch)
-        if found.weights is None:
-            missing = Violation("rule", "missing", "a correction with weights", f"{self.rule!r} gives none")
-            raise violation_error("ZeroOutside", missing)
-        weights = found.weights.where(~self.outside.rejected(batch), 0.0)
-        return Correction(batch, weights=weights, mask=found.mask, metrics=found.metrics)
+        judged = self.outside(batch)
+        found = judged if self.rule is None else self.rule(batch) & judged
+        kept = batch.loss_mask if found.mask is None else found.mask
+        weights = kept.to(read(batch, "old_log_probs").dtype) if found.weights is None else found.weights
+        return Correction(batch, weights=weights.where(kept, 0.0), metrics=found.metrics)

@@ -30,10 +30,12 @@ from rollout_contract.objectives import (
 )
 from rollout_contract.presets.options import TrainerOptions, contradiction, not_covered, option
 from rollout_contract.presets.recipe import AdvantageRule, Critic, Entropy, KLInLoss, KLInReward, Recipe
+from rollout_contract.presets.rules import ZeroOutside
 
 _ALGORITHM = "trainer.algorithm."
 _CORRECTION = f"{_ALGORITHM}off_policy_correction."
 _TOKEN_MEAN = Aggregation(mode="token-mean")
+_SAMPLE_MEAN = Aggregation(mode="seq-mean-token-mean", count_empty=True)
 
 LossType = Literal[
     "regular", "dual_clip", "gspo", "sapo", "cispo", "clip_cov", "kl_cov", "rollout_is", "dppo", "cross_entropy",
@@ -124,7 +126,8 @@ class SkyRLOptions(TrainerOptions):
         yield from self._double_refusals()
 
     def _double_refusals(self) -> Iterator[Violation]:
-        if not self._rules():
+        rejects = bool(list(self._rejections()))
+        if not rejects and self.tis_ratio_type is None:
             return
         if self.policy_loss_type in ("clip_cov", "kl_cov", "cross_entropy", "importance_sampling"):
             expected = f"none: SkyRL's {self.policy_loss_type} does not read it"
@@ -132,6 +135,9 @@ class SkyRLOptions(TrainerOptions):
         elif self._objective().correction == "refuses" and self.tis_ratio_type is not None:
             expected = f"None: {self.policy_loss_type} is weighted against the sampler already"
             yield contradiction("tis_ratio_type", self.tis_ratio_type, expected)
+        elif self._objective().correction == "refuses" and (self._kl_loss() or self.use_entropy_loss):
+            why = f"{self.policy_loss_type} takes a narrower mask in place of weights, and the KL would lose its tokens"
+            yield not_covered("use_kl_loss, use_entropy_loss", True, why, "turn them off, or reject nothing")
 
     def recipe(self) -> Recipe:
         entropy = Entropy(coefficient=self.entropy_loss_coef, aggregation=_TOKEN_MEAN)
@@ -179,34 +185,39 @@ class SkyRLOptions(TrainerOptions):
 
     def _aggregation(self) -> Aggregation:
         if self.loss_reduction == "sequence_mean":
-            return Aggregation(mode="seq-mean-token-mean", count_empty=True)
+            return _SAMPLE_MEAN
         if self.loss_reduction == "seq_mean_token_sum_norm":
             return Aggregation(mode="constant", constant=self.max_seq_len, count_empty=True)
         if self.loss_reduction == "prompt_mean":
             return Aggregation(mode="prompt-mean", count_empty=True)
         return _TOKEN_MEAN
 
-    def _rules(self) -> list[CorrectionRule]:
-        found: list[CorrectionRule] = []
+    def _weights(self) -> CorrectionRule | None:
         if self.tis_ratio_type == "token":
-            found.append(Truncate(high=self.token_tis_ratio_clip_high))
+            return Truncate(high=self.token_tis_ratio_clip_high)
         if self.tis_ratio_type == "sequence":
-            found.append(Truncate(high=self.sequence_tis_ratio_clip_high, level="sequence"))
+            return Truncate(high=self.sequence_tis_ratio_clip_high, level="sequence")
+        return None
+
+    def _rejections(self) -> Iterator[Reject]:
         if self.sequence_mask_metric == "geometric":
-            found.append(Reject(level="sequence-mean", low=self.geo_mask_low, high=self.geo_mask_high))
+            yield Reject(level="sequence-mean", low=self.geo_mask_low, high=self.geo_mask_high)
         if self.sequence_mask_metric == "product":
-            found.append(Reject(level="sequence-sum", low=self.product_mask_low, high=self.product_mask_high))
+            yield Reject(level="sequence-sum", low=self.product_mask_low, high=self.product_mask_high)
         if self.outlier_low is not None or self.outlier_high is not None:
-            found.append(Reject(level="sequence-every", low=self.outlier_low, high=self.outlier_high))
+            yield Reject(level="sequence-every", low=self.outlier_low, high=self.outlier_high)
         if self.token_mask_low is not None and self.token_mask_high is not None:
-            found.append(Reject(low=self.token_mask_low, high=self.token_mask_high))
-        return found
+            yield Reject(low=self.token_mask_low, high=self.token_mask_high)
 
     def _correction(self) -> CorrectionRule | None:
-        rules = self._rules()
-        found = rules[0] if rules else None
-        for rule in rules[1:]:
-            found = rule if found is None else found & rule
+        """SkyRL rejects in the policy loss alone: weights of 0 do so, except where an objective refuses weights."""
+        found = self._weights()
+        weighs = self._objective().correction != "refuses"
+        for rejection in self._rejections():
+            if weighs:
+                found = ZeroOutside(rule=found, outside=rejection)
+            else:
+                found = rejection if found is None else found & rejection
         return found
 
     def _estimate(self) -> SampledKL:
@@ -217,7 +228,7 @@ class SkyRLOptions(TrainerOptions):
     def _kl_loss(self) -> KLInLoss | None:
         if not self.use_kl_loss or not self.kl_loss_coef:
             return None
-        return KLInLoss(coefficient=self.kl_loss_coef, estimator=self._estimate(), aggregation=_TOKEN_MEAN)
+        return KLInLoss(coefficient=self.kl_loss_coef, estimator=self._estimate(), aggregation=_SAMPLE_MEAN)
 
     def _kl_reward(self) -> KLInReward | None:
         if not self.use_kl_in_reward or not self.kl_loss_coef:
@@ -228,8 +239,7 @@ class SkyRLOptions(TrainerOptions):
         return KLInReward(coefficient=coefficient, estimator=self._estimate())
 
     def _critic(self) -> Critic:
-        aggregation = Aggregation(mode="seq-mean-token-mean", count_empty=True)
-        return Critic(error=CriticError(clip=self.value_clip), aggregation=aggregation)
+        return Critic(error=CriticError(clip=self.value_clip), aggregation=_SAMPLE_MEAN)
 
     def _advantages(self) -> AdvantageRule:
         whitening = Whitening() if self.advantage_batch_normalize else None
