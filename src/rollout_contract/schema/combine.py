@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -56,40 +56,52 @@ def _plain(row: Any) -> Any:
     return row.item() if hasattr(row, "item") else row
 
 
+Span: TypeAlias = tuple[int, int]
+
+
 @ordinary_tensors()
 def select(plan: Plan, state: State, rows: Sequence[int]) -> State:
     """The state of these samples, in this order."""
     layout = state.layout.select(rows)
-    values = {name: _cut(plan[name], value, state.layout, layout, rows) for name, value in state.values.items()}
+    axes = {plan[name].axis for name, value in state.values.items() if isinstance(value, Tensor)}
+    spans = {axis: _spans(axis, state.layout, layout, rows) for axis in axes}
+    values = {name: _cut(plan[name], value, spans, rows) for name, value in state.values.items()}
     is_part = state.is_part or sorted(rows) != list(range(state.layout.num_samples))
     return State(values, layout, state.device, seal(plan, values), state.repairs, is_part)
 
 
-def _cut(spec: FieldSpec, value: Any, old: Layout, new: Layout, rows: Sequence[int]) -> Any:
+def _cut(spec: FieldSpec, value: Any, spans: Mapping[str, Sequence[Span]], rows: Sequence[int]) -> Any:
     if spec.role is Role.PER_SAMPLE:
         return tuple(value[row] for row in rows)
-    if not spec.is_tensor:
-        return value
-    if spec.axis == "groups":
+    return _take(value, spans[spec.axis]) if spec.is_tensor else value
+
+
+def _spans(axis: str, old: Layout, new: Layout, rows: Sequence[int]) -> list[Span]:
+    """Where the entries of these samples lie along an axis; neighbours are one span."""
+    if axis == "groups":
         index = {group: i for i, group in enumerate(old.groups)}
-        return _take(value, [(index[g], index[g] + 1) for g in _groups_of(new, old, rows)])
-    if spec.axis == "batch":
-        return _take(value, [(row, row + 1) for row in rows])
-    offsets = old.offsets if spec.axis == "tokens" else tuple(accumulate(old.sequence_lengths, initial=0))
-    return _take(value, [(offsets[row], offsets[row + 1]) for row in rows])
+        kept = [index[group] for group in new.groups] if old.group_ids is not None else rows
+        return _joined((i, i + 1) for i in kept)
+    if axis == "batch":
+        return _joined((row, row + 1) for row in rows)
+    offsets = old.offsets if axis == "tokens" else tuple(accumulate(old.sequence_lengths, initial=0))
+    return _joined((offsets[row], offsets[row + 1]) for row in rows)
 
 
-def _groups_of(new: Layout, old: Layout, rows: Sequence[int]) -> tuple[int, ...]:
-    return new.groups if old.group_ids is not None else tuple(rows)
+def _joined(spans: Iterable[Span]) -> list[Span]:
+    joined: list[Span] = []
+    for start, end in spans:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((start, end))
+    return joined
 
 
-def _take(tensor: Tensor, spans: list[tuple[int, int]]) -> Tensor:
-    """A view when the spans are adjacent, a copy otherwise."""
-    if not spans:
-        return tensor.narrow(0, 0, 0)
-    if all(left[1] == right[0] for left, right in pairwise(spans)):
-        return tensor.narrow(0, spans[0][0], spans[-1][1] - spans[0][0])
-    return torch.cat([tensor.narrow(0, start, end - start) for start, end in spans])
+def _take(tensor: Tensor, spans: Sequence[Span]) -> Tensor:
+    """A view where that is possible, a copy otherwise."""
+    parts = [tensor.narrow(0, start, end - start) for start, end in spans] or [tensor.narrow(0, 0, 0)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def cuts(subject: str, layout: Layout, samples: int | None, max_tokens: int | None) -> Iterator[tuple[int, int]]:
