@@ -208,5 +208,8 @@ class MegatronFlags(MisOptions, TrainerOptions):
     def _notes(self) -> Iterator[str]:
         if self.use_rollout_logprobs:
             yield "give the sampler's log-probs as old_log_probs"
+        sequences = self.estimator == "gspo" or self.use_opsm
+        if sequences and self.use_tis and self.mis_is_given and self.mis_rejects_tokens:
+            yield f"means of log-ratios over a sequence leave out the rejected tokens; {self.trainer} counts them there"
         if self.kl_coef and self.estimator in ("ppo", "reinforce_plus_plus"):
             yield "take the KL off the token rewards before the advantages (rollout_contract.kl_reward)"

@@ -46,6 +46,10 @@ class MisOptions(BaseModel):
         return bool(self.mis_given)
 
     @property
+    def mis_rejects_tokens(self) -> bool:
+        return (self.tis_mode, self.tis_level) == ("mask", "token") or (self.use_rs and self.rs_level == "token")
+
+    @property
     def _tis_low(self) -> float:
         return 1.0 / self.tis_upper_bound if self.tis_lower_bound is None else self.tis_lower_bound
 
