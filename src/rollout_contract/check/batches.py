@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 from torch import Tensor
 
 from rollout_contract.check.findings import CannotCheckError
+from rollout_contract.check.maker import Maker
 from rollout_contract.check.sizes import Sizes
 from rollout_contract.roles import Role
 from rollout_contract.schema.batch import RolloutBatch, _make
 from rollout_contract.schema.plan import FieldSpec
 from rollout_contract.schema.state import State
 
-if TYPE_CHECKING:
-    from rollout_contract.check.inputs import _Maker
-
 _FROM_LIFE_CYCLE = ("loss_weights", "correction_weights", "aggregation", "sampling")
 _PLAIN: tuple[Any, ...] = (0, 0.5, "a", False, {}, [], None)
 
 
-def make_batch(maker: _Maker, schema: type[RolloutBatch]) -> RolloutBatch:
+def make_batch(maker: Maker, schema: type[RolloutBatch]) -> RolloutBatch:
     """A batch of ``schema``: built, weighted and bound, as a loss gets it."""
     sizes, plan = maker.setup.sizes, schema.__plan__
     maker.dims.give("tokens", "batch", "groups", "sequence")
@@ -47,7 +45,7 @@ def _dims(spec: FieldSpec) -> tuple[str, ...]:
     return tuple(map(str, spec.dims))
 
 
-def _draw(maker: _Maker, spec: FieldSpec) -> Tensor:
+def _draw(maker: Maker, spec: FieldSpec) -> Tensor:
     dims = _dims(spec)
     shape = maker.dims.shape(dims)
     if spec.name == "loss_mask":
@@ -57,11 +55,11 @@ def _draw(maker: _Maker, spec: FieldSpec) -> Tensor:
     return maker.placed(numbers, spec.any_device)
 
 
-def _made_live(batch: RolloutBatch, maker: _Maker) -> RolloutBatch:
+def _made_live(batch: RolloutBatch, maker: Maker) -> RolloutBatch:
     """The batch with a graph on every fixed field, which its constructor would have cut."""
     state = batch._state
-    live = {name: given.tensor for name, given in maker.tensors.items() if name in state.values}
-    values = {**state.values, **live}
+    noted = {name: maker.tensors.get(maker.prefix + name) for name in state.values}
+    values = {**state.values, **{name: given.tensor for name, given in noted.items() if given is not None}}
     return _make(type(batch), State(values, state.layout, state.device, {}, state.repairs, state.is_part))
 
 

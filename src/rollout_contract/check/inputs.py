@@ -4,65 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rollout_contract.check import values
-from rollout_contract.check.dims import ArraySpec, Dims, Family
+from rollout_contract.check.batches import make_batch
+from rollout_contract.check.dims import ArraySpec, Dims
+from rollout_contract.check.maker import Maker
 from rollout_contract.check.parameters import Parameter, plain_value
+from rollout_contract.check.setup import Input, Setup
 from rollout_contract.check.sizes import Sizes
 from rollout_contract.layout import Layout
-from rollout_contract.roles import Role
 from rollout_contract.schema.batch import RolloutBatch
-
-Floats = Literal["float32", "float64", "mixed"]
-
-
-@dataclass(frozen=True)
-class Setup:
-    """How input is made.
-
-    Attributes:
-        sizes: the shapes.
-        floats: dtype of floating-point input. ``mixed``: float32 for trainable input, float64 for all other.
-        secret: fixed input carries a graph.
-        garbage: what lies at masked tokens; None for ordinary numbers.
-        garbled: the inputs that get the garbage; empty for all.
-        on_policy: all log-probs of one shape are equal.
-        bound: whether trainable fields of a batch are bound.
-        device: ``cuda`` is for fake tensors; nothing trainable carries a graph there.
-    """
-
-    sizes: Sizes
-    floats: Floats = "float32"
-    secret: bool = False
-    garbage: float | None = None
-    garbled: frozenset[str] = frozenset()
-    on_policy: bool = False
-    bound: bool = True
-    device: Literal["cpu", "cuda"] = "cpu"
-
-
-@dataclass(frozen=True, eq=False)
-class Input:
-    """One tensor that a function gets.
-
-    Attributes:
-        name: of the field or parameter.
-        role: fixed, trainable, or None where nothing is said.
-        dims: the names of its dimensions.
-        tensor: what the function gets.
-        leaf: the leaf whose gradient tells whether a result depends on it; None if it carries no graph.
-    """
-
-    name: str
-    role: Role | None
-    dims: tuple[str, ...]
-    tensor: Tensor
-    leaf: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,10 +84,22 @@ def make_inputs(parameters: tuple[Parameter, ...], setup: Setup) -> Inputs:
     Raises:
         CannotCheckError: a value cannot be made up.
     """
-    maker = _Maker(setup, Dims(setup.sizes), _integer_bound(parameters, setup.sizes), _mask_dims(parameters))
-    arguments = {parameter.name: maker.argument(parameter) for parameter in parameters}
+    maker = Maker(setup, Dims(setup.sizes), _integer_bound(parameters, setup.sizes), _mask_dims(parameters))
+    are_many = len([parameter for parameter in parameters if parameter.schema is not None]) > 1
+    arguments = {parameter.name: _argument(maker, parameter, are_many) for parameter in parameters}
     unit = _unit([p.spec for p in parameters if p.spec is not None], any(p.schema for p in parameters))
     return Inputs(setup, maker.dims, parameters, arguments, maker.tensors, maker.mask, unit)
+
+
+def _argument(maker: Maker, parameter: Parameter, are_many: bool) -> Any:
+    if parameter.schema is not None:
+        maker.prefix = f"{parameter.name}." if are_many else ""
+        batch = make_batch(maker, parameter.schema)
+        maker.prefix = ""
+        return batch
+    if parameter.spec is not None:
+        return maker.raw_tensor(parameter.name, parameter.spec)
+    return plain_value(parameter, maker.setup.sizes)
 
 
 def _unit(specs: Sequence[ArraySpec], has_batch: bool) -> str | None:
@@ -153,98 +120,6 @@ def _mask_dims(parameters: Sequence[Parameter]) -> tuple[str, ...] | None:
 def _integer_bound(parameters: Sequence[Parameter], sizes: Sizes) -> int:
     dims = {dim for p in parameters if p.spec is not None for dim in p.spec.dims or ()}
     return sizes.named["vocab"] if "vocab" in dims or any(p.schema for p in parameters) else 2
-
-
-@dataclass
-class _Maker:
-    setup: Setup
-    dims: Dims
-    integers_below: int
-    mask_dims: tuple[str, ...] | None
-    tensors: dict[str, Input] = field(default_factory=dict)
-    mask: Tensor | None = None
-
-    def argument(self, parameter: Parameter) -> Any:
-        if parameter.schema is not None:
-            from rollout_contract.check.batches import make_batch
-
-            return make_batch(self, parameter.schema)
-        if parameter.spec is not None:
-            return self.raw_tensor(parameter.name, parameter.spec)
-        return plain_value(parameter, self.setup.sizes)
-
-    def raw_tensor(self, name: str, spec: ArraySpec) -> Tensor:
-        """A tensor parameter. One that says no dimensions is taken to be per token, as those beside it are."""
-        dims = ("tokens",) if spec.dims is None else spec.dims
-        shape = self.dims.shape(dims)
-        family: Family = "bool" if "mask" in name and spec.dims is None else spec.family
-        numbers = self.numbers(name, dims, shape, family, spec.dtypes, spec.role)
-        if "mask" in name:
-            numbers = self.mask_numbers(shape).to(numbers.dtype)
-            self.mask = numbers.bool()
-        return self.remember(name, spec.role, dims, self.placed(numbers, spec.any_device)).tensor
-
-    def mask_numbers(self, shape: Sequence[int]) -> Tensor:
-        return values.mask(shape, self.setup.sizes)
-
-    def placed(self, numbers: Tensor, any_device: bool) -> Tensor:
-        """The tensor itself, or a fake one of its shape: on the GPU, if it has to lie where the batch lies."""
-        if self.setup.device == "cpu":
-            return numbers
-        return torch.empty_like(numbers, device="cpu" if any_device else "cuda")
-
-    def numbers(
-        self, name: str, dims: Sequence[str], shape: Sequence[int], family: str, dtypes: Sequence[str], role: Any
-    ) -> Tensor:
-        """Numbers of the right family and dtype, with garbage at masked tokens if the setup says so."""
-        if family == "bool":
-            return self._garble(name, dims, values.booleans(name, shape))
-        if family == "int":
-            found = values.integers(name, shape, self.setup.sizes, self.integers_below)
-            return self._garble(name, dims, found.to(_dtype(dtypes, "int64")))
-        wanted = self.setup.floats
-        if wanted == "mixed":
-            wanted = "float32" if role is Role.TRAINABLE else "float64"
-        return self._garble(name, dims, values.floats(name, shape, self.setup.on_policy).to(_dtype(dtypes, wanted)))
-
-    def _garble(self, name: str, dims: Sequence[str], numbers: Tensor) -> Tensor:
-        garbage, garbled, mask_dims = self.setup.garbage, self.setup.garbled, self.mask_dims
-        if garbage is None or mask_dims is None or (garbled and name not in garbled) or "mask" in name:
-            return numbers
-        if not mask_dims or tuple(dims[: len(mask_dims)]) != mask_dims:
-            return numbers
-        where = ~values.mask(numbers.shape[: len(mask_dims)], self.setup.sizes)
-        where = where.reshape(*where.shape, *(1,) * (numbers.dim() - where.dim()))
-        if numbers.dtype == torch.bool:
-            return numbers ^ where
-        if not numbers.is_floating_point():
-            return torch.where(where & (numbers > 0), numbers - 1, numbers)
-        return numbers.masked_fill(where, garbage)
-
-    def remember(self, name: str, role: Role | None, dims: Sequence[str], tensor: Tensor) -> Input:
-        """Give a tensor a graph where it shall have one, and note it."""
-        found = live_input(name, role, tuple(dims), tensor) if self._is_live(role, tensor) else None
-        found = found or Input(name, role, tuple(dims), tensor)
-        self.tensors[name] = found
-        return found
-
-    def _is_live(self, role: Role | None, tensor: Tensor) -> bool:
-        if not tensor.is_floating_point() or self.setup.device == "cuda":
-            return False
-        return role is Role.TRAINABLE or (role is Role.FIXED and self.setup.secret)
-
-
-def live_input(name: str, role: Role | None, dims: tuple[str, ...], tensor: Tensor) -> Input:
-    """The tensor as a non-leaf: an in-place edit of it is then possible, and can be found."""
-    leaf = tensor.detach().clone().requires_grad_()
-    return Input(name, role, dims, leaf.clone(), leaf)
-
-
-def _dtype(allowed: Sequence[str], wanted: str) -> torch.dtype:
-    """The wanted dtype if the annotation allows it, else the widest that it allows."""
-    known = [name for name in allowed if isinstance(getattr(torch, name, None), torch.dtype)]
-    found: torch.dtype = getattr(torch, wanted if not allowed or wanted in allowed else known[-1])
-    return found
 
 
 def layout_of(sizes: Sizes) -> Layout:

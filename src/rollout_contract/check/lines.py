@@ -62,15 +62,12 @@ class Source:
         ]
         return Place(self.file, min(found)) if found else None
 
-    def reading(self, name: str) -> Place | None:
-        """Where an input is read: as a variable, as an attribute, or by its name in a string."""
-        return self.line_where(
-            lambda node: (
-                (isinstance(node, ast.Attribute) and node.attr == name)
-                or (isinstance(node, ast.Name) and node.id == name)
-                or (isinstance(node, ast.Constant) and node.value == name)
-            )
-        )
+    def reading(self, name: str, owner: str = "") -> Place | None:
+        """Where an input is read: as a variable, as an attribute, or by its name in a string.
+
+        With ``owner``, where it is read from the variable of that name.
+        """
+        return self.line_where(lambda node: _reads_of(node, name, owner) if owner else _reads(node, name))
 
     def naming(self, text: str) -> Place | None:
         """Where a string constant stands, or a keyword argument has this name."""
@@ -86,6 +83,21 @@ class Source:
         return self.line_where(
             lambda node: isinstance(node, ast.AnnAssign) and getattr(node.target, "id", None) == name
         )
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    is_attribute = isinstance(node, ast.Attribute) and node.attr == name
+    is_variable = isinstance(node, ast.Name) and node.id == name
+    return is_attribute or is_variable or (isinstance(node, ast.Constant) and node.value == name)
+
+
+def _reads_of(node: ast.AST, name: str, owner: str) -> bool:
+    """``owner.name``, or a call that gets both, such as ``read(owner, "name")``."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == name and isinstance(node.value, ast.Name) and node.value.id == owner
+    if not isinstance(node, ast.Call):
+        return False
+    return any(_reads(part, owner) for part in node.args) and any(_reads(part, name) for part in node.args)
 
 
 def _start(thing: Any, code: Any) -> tuple[str, int]:

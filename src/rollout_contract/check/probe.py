@@ -11,8 +11,9 @@ import torch
 
 from rollout_contract.check.execute import execute, quiet
 from rollout_contract.check.findings import Fault, Place
-from rollout_contract.check.inputs import Inputs, Setup, make_inputs
+from rollout_contract.check.inputs import Inputs, make_inputs
 from rollout_contract.check.outcome import Outcome
+from rollout_contract.check.setup import Setup
 from rollout_contract.check.sizes import FIRST, SECOND, Sizes
 from rollout_contract.check.subjects import Subject
 from rollout_contract.corrections.correction import Correction
@@ -112,7 +113,12 @@ class Probe:
 
     def at_input(self, name: str) -> Place:
         """Where the function reads an input."""
-        return self.at(self.subject.source.reading(name))
+        return self.at(self.reading(name))
+
+    def reading(self, name: str) -> Place | None:
+        """Where the function reads an input, if that is in its source."""
+        owner, _, field = name.rpartition(".")
+        return self.subject.source.reading(field, owner)
 
 
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -188,3 +188,12 @@ def edits_what_backward_needs(batch: PolicyBatch) -> Loss:  # fault: raises
     terms = -ratio * read(batch, "advantages", like=log_probs)
     ratio.clamp_(max=2.0)
     return weighted_sum(batch, terms + ratio, {})
+
+
+# -- two batches ---------------------------------------------------------------------------------------------------
+
+
+def two_batches(student: KLBatch, teacher: OPDBatch) -> Loss:
+    log_probs = read(student, "log_probs")
+    unused = read(teacher, "log_probs", like=log_probs).detach()  # fault: unreached
+    return weighted_sum(student, (log_probs - read(student, "ref_log_probs", like=log_probs)) * unused, {})

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from rollout_contract.check.failure import failure, show_error
-from rollout_contract.check.inputs import Floats
 from rollout_contract.check.lines import line_of_error
 from rollout_contract.check.outcome import Outcome
 from rollout_contract.check.probe import Finding, Probe
 from rollout_contract.check.rules import shape
+from rollout_contract.check.setup import Floats
 from rollout_contract.check.sizes import FIRST
 
 EXPLAINS = ("half-precision",)

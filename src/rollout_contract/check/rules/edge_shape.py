@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rollout_contract.check.failure import show_error
-from rollout_contract.check.inputs import Setup
 from rollout_contract.check.lines import line_of_error
 from rollout_contract.check.outcome import Outcome
 from rollout_contract.check.probe import Finding, Probe
 from rollout_contract.check.rules import shape
 from rollout_contract.check.rules.finite import not_finite
+from rollout_contract.check.setup import Setup
 from rollout_contract.check.sizes import EDGES
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from rollout_contract.check.failure import failure, show_error
-from rollout_contract.check.inputs import Setup
 from rollout_contract.check.lines import line_of_error
 from rollout_contract.check.outcome import Outcome
 from rollout_contract.check.probe import Finding, Probe
+from rollout_contract.check.setup import Setup
 from rollout_contract.check.sizes import FIRST
 from rollout_contract.losses.loss import Loss
 

@@ -27,7 +27,7 @@ def find(probe: Probe) -> Iterator[Finding]:
 
 def _of_input(probe: Probe, name: str) -> Iterator[Finding]:
     expected = f"a gradient into {name}, which is trainable"
-    reading = probe.subject.source.reading(name)
+    reading = probe.reading(name)
     if probe.first.gradients.get(name) is None:
         if reading is None:
             hint = "annotate the function with the schema that it reads, without this field"
