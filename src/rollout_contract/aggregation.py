@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -57,7 +57,7 @@ class Aggregation(BaseModel):
         is_local: False when counts were summed over ranks, so that they cannot be computed anew on one rank.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     mode: Mode = "token-mean"
     constant: float | None = Field(default=None, gt=0.0)

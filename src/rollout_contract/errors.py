@@ -56,7 +56,7 @@ class ContractError(ValueError):
 
     def __init__(self, subject: str, violations: Iterable[Violation]) -> None:
         self.subject = subject
-        self.violations = tuple(violations)
+        self.violations: tuple[Violation, ...] = tuple(violations)
         super().__init__(subject, self.violations)
 
     @property

@@ -47,7 +47,7 @@ class KLEstimator(BaseModel, ABC):
         reads: the schema that a batch must have.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     name: ClassVar[str]
     formula: ClassVar[str]
@@ -76,7 +76,7 @@ class SampledKL(KLEstimator, ABC):
     input_bound: PositiveFloat | None = None
     output_bound: PositiveFloat | None = None
 
-    reads = KLBatch
+    reads: ClassVar[type[RolloutBatch]] = KLBatch
 
     @abstractmethod
     def estimate(self, log_ratio: Tensor, /) -> Tensor:
@@ -101,7 +101,7 @@ class K1(SampledKL):
 
     name = "k1"
     formula = "x = l - l_ref; KL = x"
-    known_as = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "miles": "--kl-loss-type k1",
         "slime": "--kl-loss-type k1",
         "verl": "kl_loss_type=kl | k1",
@@ -129,7 +129,7 @@ class K2(SampledKL):
 
     name = "k2"
     formula = "x = l - l_ref; KL = x^2 / 2"
-    known_as = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "miles": "--kl-loss-type k2",
         "slime": "--kl-loss-type k2",
         "verl": "kl_loss_type=mse | k2",
@@ -148,7 +148,7 @@ class K3(SampledKL):
 
     name = "k3"
     formula = "x = l - l_ref; KL = exp(-x) - 1 + x"
-    known_as = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "miles": "--kl-loss-type k3",
         "slime": "--kl-loss-type k3",
         "verl": "kl_loss_type=k3 (input_bound=20, output_bound=10)",
@@ -170,7 +170,7 @@ class LowVarKL(K3):
 
     name = "low_var_kl"
     formula = "y = clamp(l - l_ref, +-20); KL = clamp(exp(-y) - 1 + y, +-10)"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "miles": "--kl-loss-type low_var_kl",
         "slime": "--kl-loss-type low_var_kl (input_bound=None)",
         "verl": "kl_loss_type=low_var_kl",
@@ -185,7 +185,7 @@ class AbsoluteKL(SampledKL):
 
     name = "abs"
     formula = "x = l - l_ref; KL = |x|"
-    known_as = {"verl": "kl_loss_type=abs", "SkyRL": "kl_estimator_type=abs"}
+    known_as: ClassVar[Mapping[str, str]] = {"verl": "kl_loss_type=abs", "SkyRL": "kl_estimator_type=abs"}
 
     def estimate(self, log_ratio: Tensor, /) -> Tensor:
         return kernels.absolute(log_ratio)
@@ -200,8 +200,8 @@ class StraightThroughKL(KLEstimator):
 
     name = "straight_through"
     formula = "b = (l - l_ref)^2 / 2; KL = b - sg(b) + sg(estimate)"
-    known_as = {"verl": "kl_loss_type=k1+ | k3+ | abs+ | low_var_kl+"}
-    reads = KLBatch
+    known_as: ClassVar[Mapping[str, str]] = {"verl": "kl_loss_type=k1+ | k3+ | abs+ | low_var_kl+"}
+    reads: ClassVar[type[RolloutBatch]] = KLBatch
 
     estimator: SerializeAsAny[SampledKL] = K3()
 
@@ -253,8 +253,8 @@ class ScoreFunctionKL(WeightedKL):
 
     name = "score_function"
     formula = "KL = exp(l - sg l) k(l - l_ref)"
-    known_as = {"NeMo-RL": "reference_policy_kl_penalty (always on)"}
-    reads = KLBatch
+    known_as: ClassVar[Mapping[str, str]] = {"NeMo-RL": "reference_policy_kl_penalty (always on)"}
+    reads: ClassVar[type[RolloutBatch]] = KLBatch
 
     def terms(self, batch: KLBatch, /) -> Terms:
         log_probs = read(batch, "log_probs")
@@ -272,13 +272,13 @@ class UnbiasedKL(WeightedKL):
     name = "unbiased"
     formula = "KL = exp(l - l_old) k(l - l_ref), the weight live"
     paper = "arXiv:2512.02556"
-    known_as = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "miles": "--use-unbiased-kl",
         "slime": "--use-unbiased-kl",
         "TRL": "use_bias_correction_kl=true, beta",
         "Liger": "use_bias_correction_kl=true, beta",
     }
-    reads = ScoredKLBatch
+    reads: ClassVar[type[RolloutBatch]] = ScoredKLBatch
 
     level: Literal["token", "sequence"] = "token"
 
@@ -296,8 +296,8 @@ class BehaviourKL(WeightedKL):
 
     name = "behaviour"
     formula = "KL = exp(l - l_rollout) k(l - l_ref), the weight live"
-    known_as = {"NeMo-RL": "use_on_policy_kl_approximation=true"}
-    reads = BehaviourKLBatch
+    known_as: ClassVar[Mapping[str, str]] = {"NeMo-RL": "use_on_policy_kl_approximation=true"}
+    reads: ClassVar[type[RolloutBatch]] = BehaviourKLBatch
 
     def terms(self, batch: BehaviourKLBatch, /) -> Terms:
         log_probs = read(batch, "log_probs")

@@ -8,7 +8,7 @@ estimator (arXiv:2506.09477), and a live KL would be counted twice.
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
@@ -68,7 +68,7 @@ class AdaptiveKLCoefficient(BaseModel):
         max_error: the relative error is clamped to +-this.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     value: float = Field(ge=0.0)
     target: PositiveFloat

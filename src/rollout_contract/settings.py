@@ -17,7 +17,7 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal, TypedDict, Unpack
+from typing import ClassVar, Literal, TypedDict, Unpack
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -42,7 +42,7 @@ class Settings(BaseModel):
         half_precision: whether float16 and bfloat16 are refused where float32 belongs, or upcast.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     level: Level = "auto"
     live_inputs: LiveInputs = "cut"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat
 from torch import Tensor
@@ -20,7 +20,7 @@ class LengthAdaptive(BaseModel):
     Then the sum of the coefficients grows with the length of the response (arXiv:2504.05118; alpha 0.05 there).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     alpha: PositiveFloat = 0.05
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat
@@ -35,7 +35,7 @@ class Whitening(BaseModel):
             1 / sqrt(max(variance, eps)) (OpenRLHF, NeMo-RL); ``std``: 1 / (sqrt(variance) + eps) (AReaL).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     over: Literal["batch", "sample"] = "batch"
     bessel: bool = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,7 +25,7 @@ class Key(BaseModel):
         per_row: a value without a token axis, [batch] or [batch, 1], holds for every token of its row.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     keys: tuple[str, ...] = Field(min_length=1)
     alignment: Alignment | None = None
@@ -59,7 +59,7 @@ class Names(BaseModel):
         totals: key of the number of tokens of prompt and response together, where ``lengths`` counts the response.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     trainer: str
     fields: Mapping[str, str | Key | None] = Field(default_factory=dict)

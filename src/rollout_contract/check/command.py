@@ -34,7 +34,7 @@ _STYLES = {
 }
 _WIDEST = 110
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app: typer.Typer = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 @app.callback()

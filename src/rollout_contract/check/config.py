@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
@@ -38,7 +38,7 @@ class Config(BaseModel):
         format: of the report.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     targets: tuple[str, ...] = ()
     only: tuple[RuleName, ...] = ()

@@ -32,6 +32,8 @@ def _tree(file: str) -> ast.Module | None:
 class Source:
     """The text of a function or class, to find lines in."""
 
+    file: str
+
     def __init__(self, thing: Any) -> None:
         plain = inspect.unwrap(thing) if callable(thing) else thing
         code = getattr(plain, "__code__", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
@@ -32,7 +33,7 @@ class IcePop(CorrectionRule):
     name = "icepop"
     formula = "r = exp(l_old - l_rollout); w = r if low <= r <= high, else 0"
     paper = "arXiv:2510.18855"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "miles": "--use-tis, --custom-tis-function-path icepop_function",
         "slime": "--use-tis, --custom-tis-function-path icepop_function",
         "verl": "rollout_is=token, rollout_is_threshold=0.5_5.0",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import PositiveFloat
@@ -31,7 +32,7 @@ class M2PO(CorrectionRule):
     name = "m2po"
     formula = "the mask loses the largest x^2 until mean x^2 <= threshold, x = l_old - l_rollout"
     paper = "arXiv:2510.01161"
-    known_as: ClassVar = {"AReaL": "use_decoupled_loss=true, m2_threshold"}
+    known_as: ClassVar[Mapping[str, str]] = {"AReaL": "use_decoupled_loss=true, m2_threshold"}
 
     threshold: PositiveFloat = 0.04
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -29,7 +30,7 @@ class Normalize(CorrectionRule):
     name = "normalize"
     formula = "w = w' / mean of w' over the step, after its truncation"
     paper = "https://verl.readthedocs.io/en/latest/algo/rollout_corr.html"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "verl": "rollout_is=token | sequence, rollout_is_batch_normalize=true",
         "miles": "--use-tis, --custom-tis-function-path compute_mis_weights_with_cp, tis_batch_normalize=true",
         "slime": "--use-tis, --custom-tis-function-path compute_mis_weights_with_cp, tis_batch_normalize=true",

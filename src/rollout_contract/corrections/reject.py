@@ -69,7 +69,7 @@ class Reject(CorrectionRule):
     name = "reject"
     formula = "x = l_old - l_rollout; the mask is narrowed to low <= s(x) <= high, s = e^x | -x | x^2 / 2 | e^x - 1 - x"
     paper = "https://verl.readthedocs.io/en/latest/algo/rollout_corr.html"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "miles": "--use-tis, --custom-tis-function-path compute_mis_weights_with_cp, use_rs=true",
         "slime": "--use-tis, --custom-tis-function-path compute_mis_weights_with_cp, use_rs=true",
         "verl": "rollout_rs=token_k1 | token_k3 | seq_sum_k1 | seq_mean_k1 | seq_max_k2, rollout_rs_threshold",

@@ -32,7 +32,7 @@ class CorrectionRule(BaseModel, ABC):
         name, formula, paper, known_as: as in ``rollout_contract.objectives.base.Objective``.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
     formula: ClassVar[str]
@@ -57,7 +57,7 @@ class Combined(CorrectionRule):
     name = "combined"
     formula = "w = product of the weights; the mask is the intersection"
     paper = "https://fengyao.notion.site/off-policy-rl"
-    known_as: ClassVar = {}
+    known_as: ClassVar[Mapping[str, str]] = {}
 
     rules: tuple[AnyRule, ...]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
@@ -38,7 +39,7 @@ class Truncate(CorrectionRule):
     name = "truncate"
     formula = "w = clamp(exp(l_old - l_rollout), low, high); per sequence the sum, or the mean, of the log-ratios"
     paper = "https://fengyao.notion.site/off-policy-rl"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "miles": "--use-tis, --tis-clip, --tis-clip-low",
         "slime": "--use-tis, --tis-clip, --tis-clip-low",
         "verl": "rollout_is=token | sequence, rollout_is_threshold",

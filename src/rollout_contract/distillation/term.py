@@ -24,7 +24,7 @@ class DistributionTerm(BaseModel, ABC):
         reads: the schema that a batch must have.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     name: ClassVar[str]
     formula: ClassVar[str]
@@ -46,12 +46,12 @@ class FullVocabulary(DistributionTerm):
 
     name = "full_vocabulary"
     formula = "M = (1 - beta) S + beta T; beta KL(T || M) + (1 - beta) KL(S || M); beta = 0: KL(T || S), 1: KL(S || T)"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "TRL": "(experimental.gkd: beta; experimental.sdpo, experimental.sdft: distillation_mode=full_logits)",
         "Liger": "(LigerFusedLinearJSDLoss: beta)",
         "NeMo-RL": "(DistillationLossFn: kl_type=mixed, interpolation='linear', beta = 1 - mixed_kl_weight)",
     }
-    reads = DivergenceBatch
+    reads: ClassVar[type[RolloutBatch]] = DivergenceBatch
 
     def terms(self, batch: DivergenceBatch, /) -> Terms:
         divergence = read(batch, "divergence")

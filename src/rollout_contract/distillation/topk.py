@@ -7,6 +7,7 @@ teacher's, or a combination (:func:`~rollout_contract.kernels.topk.topk_support`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field, NegativeFloat, PositiveFloat
@@ -21,6 +22,7 @@ from rollout_contract.kernels.kl import straight_through
 from rollout_contract.losses.inputs import read
 from rollout_contract.metrics import Metrics
 from rollout_contract.objectives.base import Terms
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import TopKBatch, TopKEntropyBatch
 
 
@@ -39,11 +41,11 @@ class TopKDivergence(DistributionTerm):
 
     name = "topk_divergence"
     formula = "D(S', T') with S', T' on the set, plus a tail outcome log(1 - P(set)) | renormalised | as they are"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "TRL": "(experimental.sdpo, experimental.sdft: distillation_mode=topk_logits)",
         "NeMo-RL": "(DistillationLossFn: outside='ignore', interpolation='linear', beta = 1 - mixed_kl_weight)",
     }
-    reads = TopKBatch
+    reads: ClassVar[type[RolloutBatch]] = TopKBatch
 
     beta: float = Field(default=1.0, ge=0.0, le=1.0)
     interpolation: Interpolation = "mixture"
@@ -78,8 +80,8 @@ class FlooredTopKDivergence(DistributionTerm):
 
     name = "floored_topk_divergence"
     formula = "(1 - beta) sum_set t (log t - log s) + beta (sum_set s (log s - log t) + sum_rest s (log s - floor))"
-    known_as: ClassVar = {"NeMo-RL": "(DistillationLossFn: zero_outside_topk)"}
-    reads = TopKEntropyBatch
+    known_as: ClassVar[Mapping[str, str]] = {"NeMo-RL": "(DistillationLossFn: zero_outside_topk)"}
+    reads: ClassVar[type[RolloutBatch]] = TopKEntropyBatch
 
     beta: float = Field(default=1.0, ge=0.0, le=1.0)
     floor: NegativeFloat = -100.0
@@ -109,8 +111,8 @@ class TopKReverseKL(DistributionTerm):
     name = "topk_reverse_kl"
     formula = "sum_set w (log s - log t); w = softmax over the set of log s | log t | 0, or the raw exp of them"
     paper = "https://github.com/radixark/miles"
-    known_as: ClassVar = {"miles": "(--opd-top-k-strategy, --opd-reward-weight-mode)"}
-    reads = TopKBatch
+    known_as: ClassVar[Mapping[str, str]] = {"miles": "(--opd-top-k-strategy, --opd-reward-weight-mode)"}
+    reads: ClassVar[type[RolloutBatch]] = TopKBatch
 
     weights: Literal["student", "teacher", "uniform"] = "student"
     renormalise: bool = True

@@ -30,7 +30,7 @@ class CriticError(BaseModel):
             the square.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     name: ClassVar[str] = "value"
     formula: ClassVar[str] = "max(e(V - R), e(V_old + clamp(V - V_old, -clip, clip) - R)), e(d) = d^2 / 2"

@@ -26,7 +26,7 @@ class Objective(BaseModel, ABC):
         batch_statistics: whether it reads live statistics over the micro-batch, so that a split changes it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     name: ClassVar[str]
     formula: ClassVar[str]

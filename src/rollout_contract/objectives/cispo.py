@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
@@ -10,9 +11,11 @@ from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 from rollout_contract.kernels.policy import score_function
 from rollout_contract.kernels.ratio import bounded
 from rollout_contract.losses.inputs import read
+from rollout_contract.losses.loss import Consumption
 from rollout_contract.metrics import Metrics
 from rollout_contract.objectives.base import Objective, Terms
 from rollout_contract.objectives.observe import bound_metrics, ratio_metrics
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import AdvantageBatch, PolicyBatch, RolloutPolicyBatch
 
 
@@ -53,7 +56,7 @@ class CISPO(_ClippedWeight):
     name = "cispo"
     formula = "r = exp(l - l_old); L = -sg(clip(r, ratio_min, ratio_max)) A l"
     paper = "arXiv:2506.13585"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "slime": "--advantage-estimator cispo",
         "verl": "policy_loss.loss_mode=cispo",
         "TRL": "loss_type=cispo",
@@ -61,7 +64,7 @@ class CISPO(_ClippedWeight):
         "SkyRL": "policy_loss_type=cispo",
         "Liger": "loss_type=cispo",
     }
-    reads = PolicyBatch
+    reads: ClassVar[type[RolloutBatch]] = PolicyBatch
 
     def terms(self, batch: PolicyBatch, /) -> Terms:
         return self._terms(batch, "old_log_probs")
@@ -77,12 +80,12 @@ class RolloutCISPO(_ClippedWeight):
     name = "cispo_rollout"
     formula = "r = exp(l - l_rollout); L = -sg(clip(r, ratio_min, ratio_max)) A l"
     paper = "arXiv:2506.13585"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "SkyRL": "policy_loss_type=cispo, cispo.cispo_anchor=rollout",
         "Tinker": "loss_fn=cispo",
     }
-    reads = RolloutPolicyBatch
-    correction = "refuses"
+    reads: ClassVar[type[RolloutBatch]] = RolloutPolicyBatch
+    correction: ClassVar[Consumption] = "refuses"
 
     def terms(self, batch: RolloutPolicyBatch, /) -> Terms:
         return self._terms(batch, "rollout_log_probs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Self
 
 import torch
@@ -17,6 +18,7 @@ from rollout_contract.metrics import Metrics
 from rollout_contract.objectives.base import Objective, Terms
 from rollout_contract.objectives.clipped import ClippedObjective
 from rollout_contract.objectives.observe import ratio_metrics
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import PolicyBatch
 
 
@@ -38,8 +40,11 @@ class ClipCov(ClippedObjective):
         "c = (A - mean A)(l - mean l); L = 0 for a few random unclipped tokens with c_low < c < c_high, else PPO clip"
     )
     paper = "arXiv:2505.22617"
-    known_as: ClassVar = {"verl": "policy_loss.loss_mode=clip_cov", "SkyRL": "policy_loss_type=clip_cov"}
-    reads = PolicyBatch
+    known_as: ClassVar[Mapping[str, str]] = {
+        "verl": "policy_loss.loss_mode=clip_cov",
+        "SkyRL": "policy_loss_type=clip_cov",
+    }
+    reads: ClassVar[type[RolloutBatch]] = PolicyBatch
     batch_statistics = True
 
     fraction: float = Field(default=2e-4, gt=0.0, le=1.0)
@@ -89,8 +94,8 @@ class KLCov(Objective):
     name = "kl_cov"
     formula = "c = (A - mean A)(l - mean l); L = -r A + coef |l - l_old| for the largest c"
     paper = "arXiv:2505.22617"
-    known_as: ClassVar = {"verl": "policy_loss.loss_mode=kl_cov", "SkyRL": "policy_loss_type=kl_cov"}
-    reads = PolicyBatch
+    known_as: ClassVar[Mapping[str, str]] = {"verl": "policy_loss.loss_mode=kl_cov", "SkyRL": "policy_loss_type=kl_cov"}
+    reads: ClassVar[type[RolloutBatch]] = PolicyBatch
     batch_statistics = True
 
     fraction: float = Field(default=2e-4, gt=0.0, le=1.0)

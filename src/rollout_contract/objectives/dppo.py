@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
@@ -13,9 +14,11 @@ from rollout_contract.kernels.policy import score_function
 from rollout_contract.kernels.ratio import bounded
 from rollout_contract.kernels.trust_region import binary_kl, leaves_region, probability_shift
 from rollout_contract.losses.inputs import read
+from rollout_contract.losses.loss import Consumption
 from rollout_contract.metrics import Metrics
 from rollout_contract.objectives.base import Objective, Terms
 from rollout_contract.objectives.observe import ratio_metrics
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import AdvantageBatch, PolicyBatch, RolloutPolicyBatch
 
 
@@ -85,9 +88,9 @@ class DPPO(_TrustRegion):
         "r = exp(l - l_rollout); L = -keep r A + drift (l - l_rollout)^2; drop if D > delta_high and A > 0 and p > q"
     )
     paper = "arXiv:2602.04879"
-    known_as: ClassVar = {"prime-rl": "loss.type=default", "SkyRL": "policy_loss_type=dppo"}
-    reads = RolloutPolicyBatch
-    correction = "refuses"
+    known_as: ClassVar[Mapping[str, str]] = {"prime-rl": "loss.type=default", "SkyRL": "policy_loss_type=dppo"}
+    reads: ClassVar[type[RolloutBatch]] = RolloutPolicyBatch
+    correction: ClassVar[Consumption] = "refuses"
 
     def terms(self, batch: RolloutPolicyBatch, /) -> Terms:
         return self._terms(batch, "rollout_log_probs")
@@ -102,8 +105,8 @@ class ProximalDPPO(_TrustRegion):
     name = "dppo_proximal"
     formula = "r = exp(l - l_old); L = -keep r A; drop if D > delta_high and A > 0 and p > p_old"
     paper = "arXiv:2602.04879"
-    known_as: ClassVar = {"verl": "policy_loss.loss_mode=dppo_tv | dppo_kl"}
-    reads = PolicyBatch
+    known_as: ClassVar[Mapping[str, str]] = {"verl": "policy_loss.loss_mode=dppo_tv | dppo_kl"}
+    reads: ClassVar[type[RolloutBatch]] = PolicyBatch
 
     def terms(self, batch: PolicyBatch, /) -> Terms:
         return self._terms(batch, "old_log_probs")
@@ -122,9 +125,9 @@ class ProbabilityMask(_MaskedGradient):
     name = "probability_mask"
     formula = "r = exp(l - l_rollout); L = -1[|p - q| <= delta] r A + drift (l - l_rollout)^2"
     paper = "https://github.com/PrimeIntellect-ai/prime-rl"
-    known_as: ClassVar = {"prime-rl": "loss.type=ipo"}
-    reads = RolloutPolicyBatch
-    correction = "refuses"
+    known_as: ClassVar[Mapping[str, str]] = {"prime-rl": "loss.type=ipo"}
+    reads: ClassVar[type[RolloutBatch]] = RolloutPolicyBatch
+    correction: ClassVar[Consumption] = "refuses"
 
     delta: NonNegativeFloat = 0.1
 

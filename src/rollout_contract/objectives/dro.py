@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import PositiveFloat
@@ -11,6 +12,7 @@ from rollout_contract.losses.inputs import read
 from rollout_contract.metrics import Metrics
 from rollout_contract.objectives.base import Objective, Terms
 from rollout_contract.objectives.observe import ratio_metrics
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import PolicyBatch
 
 
@@ -27,8 +29,8 @@ class DRO(Objective):
     name = "dro"
     formula = "L = -(A l - beta / 2 (l - l_old)^2)"
     paper = "arXiv:2405.19107"
-    known_as: ClassVar = {"verl": "policy_loss.loss_mode=dro, dro_beta", "Tinker": "loss_fn=dro"}
-    reads = PolicyBatch
+    known_as: ClassVar[Mapping[str, str]] = {"verl": "policy_loss.loss_mode=dro, dro_beta", "Tinker": "loss_fn=dro"}
+    reads: ClassVar[type[RolloutBatch]] = PolicyBatch
 
     beta: PositiveFloat = 0.05
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import Field, NonNegativeFloat, SerializeAsAny
@@ -15,6 +16,7 @@ from rollout_contract.losses.inputs import read, require
 from rollout_contract.objectives.base import Consumption, Objective, Terms
 from rollout_contract.objectives.observe import segments
 from rollout_contract.objectives.ppo_clip import PPOClip
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import EntropyMaskBatch, OffPolicyMaskBatch, PolicyBatch
 
 
@@ -72,8 +74,8 @@ class OPSM(_OffPolicyMask):
     name = "opsm"
     formula = "L = 0 if A < 0 and mean_m(l_rollout - l) > delta, else that of the filtered objective"
     paper = "arXiv:2512.02556"
-    known_as: ClassVar = {"TRL": "off_policy_mask_threshold, use_vllm=true"}
-    reads = OffPolicyMaskBatch
+    known_as: ClassVar[Mapping[str, str]] = {"TRL": "off_policy_mask_threshold, use_vllm=true"}
+    reads: ClassVar[type[RolloutBatch]] = OffPolicyMaskBatch
 
     def terms(self, batch: OffPolicyMaskBatch, /) -> Terms:
         return self.filtered_terms(batch)
@@ -91,12 +93,12 @@ class ProximalOPSM(_OffPolicyMask):
     name = "opsm_proximal"
     formula = "L = 0 if A < 0 and mean_m(l_old - l) > delta, else that of the filtered objective"
     paper = "arXiv:2512.02556"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "miles": "--use-opsm, --opsm-delta",
         "slime": "--use-opsm, --opsm-delta",
         "TRL": "off_policy_mask_threshold, use_vllm=false",
     }
-    reads = PolicyBatch
+    reads: ClassVar[type[RolloutBatch]] = PolicyBatch
 
     def terms(self, batch: PolicyBatch, /) -> Terms:
         return self.filtered_terms(batch)
@@ -118,8 +120,8 @@ class TopEntropy(Filtered):
     name = "top_entropy"
     formula = "L = 0 if H < the (1 - fraction) quantile of H, else that of the filtered objective"
     paper = "arXiv:2506.01939"
-    known_as: ClassVar = {"TRL": "top_entropy_quantile"}
-    reads = EntropyMaskBatch
+    known_as: ClassVar[Mapping[str, str]] = {"TRL": "top_entropy_quantile"}
+    reads: ClassVar[type[RolloutBatch]] = EntropyMaskBatch
     batch_statistics = True
 
     fraction: float = Field(default=0.2, gt=0.0, le=1.0)

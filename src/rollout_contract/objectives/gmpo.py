@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -14,9 +15,11 @@ from rollout_contract.kernels.sequence_policy import (
     sequence_advantages,
 )
 from rollout_contract.losses.inputs import read
+from rollout_contract.losses.loss import Consumption
 from rollout_contract.metrics import Metrics
 from rollout_contract.objectives.base import Objective, Terms
 from rollout_contract.objectives.observe import bound_metrics, ratio_metrics, segments
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import PolicyBatch
 
 
@@ -38,9 +41,9 @@ class GMPO(Objective):
     name = "geo_mean"
     formula = "u = min(l - l_old, eps_high) for A > 0, max(l - l_old, -eps_low) else; L = -mean_m(A) exp(mean_m(u))"
     paper = "arXiv:2507.20673"
-    known_as: ClassVar = {"verl": "policy_loss.loss_mode=geo_mean", "TRL": "experimental.gmpo"}
-    reads = PolicyBatch
-    correction = "inside"
+    known_as: ClassVar[Mapping[str, str]] = {"verl": "policy_loss.loss_mode=geo_mean", "TRL": "experimental.gmpo"}
+    reads: ClassVar[type[RolloutBatch]] = PolicyBatch
+    correction: ClassVar[Consumption] = "inside"
 
     clip_low: NonNegativeFloat = 0.4
     clip_high: NonNegativeFloat = 0.4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import NonNegativeFloat
@@ -14,6 +15,7 @@ from rollout_contract.losses.inputs import read
 from rollout_contract.objectives.base import Terms
 from rollout_contract.objectives.clipped import ClippedObjective
 from rollout_contract.objectives.observe import segments
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import PolicyBatch
 
 
@@ -35,7 +37,7 @@ class GSPO(ClippedObjective):
         "s = exp(mean_m(l - l_old)); L = max(-s A, -clip(s, 1 - eps_low, 1 + eps_high) A), gradient through the mean"
     )
     paper = "arXiv:2507.18071"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "miles": "--advantage-estimator gspo",
         "slime": "--advantage-estimator gspo",
         "TRL": "importance_sampling_level=sequence",
@@ -44,7 +46,7 @@ class GSPO(ClippedObjective):
         "AReaL": "importance_sampling_level=sequence",
         "Liger": "importance_sampling_level=sequence",
     }
-    reads = PolicyBatch
+    reads: ClassVar[type[RolloutBatch]] = PolicyBatch
 
     clip_low: NonNegativeFloat = 3e-4
     clip_high: NonNegativeFloat = 4e-4
@@ -70,7 +72,7 @@ class LUSPO(GSPO):
     name = "luspo"
     formula = "s = exp(mean_m(l - l_old)); L = n max(-s A, -clip(s, 1 - eps_low, 1 + eps_high) A), n = trained tokens"
     paper = "arXiv:2602.05261"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "TRL": "loss_type=luspo, importance_sampling_level=sequence",
         "Liger": "loss_type=luspo, importance_sampling_level=sequence",
     }
@@ -94,12 +96,12 @@ class GSPOToken(ClippedObjective):
     name = "gspo_token"
     formula = "log s_t = l_t - sg(l_t) + sg(mean_m(l - l_old)); L = max(-s A, -clip(s, 1 - eps_low, 1 + eps_high) A)"
     paper = "arXiv:2507.18071"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "verl": "policy_loss.loss_mode=gspo",
         "SkyRL": "policy_loss_type=gspo",
         "TRL": "experimental.gspo_token",
     }
-    reads = PolicyBatch
+    reads: ClassVar[type[RolloutBatch]] = PolicyBatch
 
     clip_low: NonNegativeFloat = 3e-4
     clip_high: NonNegativeFloat = 4e-4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import PositiveFloat
@@ -11,6 +12,7 @@ from rollout_contract.losses.inputs import read
 from rollout_contract.metrics import Metrics
 from rollout_contract.objectives.base import Objective, Terms
 from rollout_contract.objectives.observe import ratio_metrics
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import AdvantageBatch, PolicyBatch
 
 
@@ -26,8 +28,11 @@ class ImportanceSampling(Objective):
     name = "importance_sampling"
     formula = "r = exp(l - l_old); L = -r A"
     paper = "https://tinker-docs.thinkingmachines.ai/losses"
-    known_as: ClassVar = {"Tinker": "loss_fn=importance_sampling", "SkyRL": "policy_loss_type=importance_sampling"}
-    reads = PolicyBatch
+    known_as: ClassVar[Mapping[str, str]] = {
+        "Tinker": "loss_fn=importance_sampling",
+        "SkyRL": "policy_loss_type=importance_sampling",
+    }
+    reads: ClassVar[type[RolloutBatch]] = PolicyBatch
 
     log_ratio_bound: PositiveFloat | None = 20.0
 
@@ -47,14 +52,14 @@ class OnPolicyRatio(Objective):
     name = "on_policy_ratio"
     formula = "r = exp(l - sg(l)) = 1; L = -r A"
     paper = "arXiv:2402.03300"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "slime": "(no old log-probs)",
         "verl": "(on-policy training: no old log-probs)",
         "TRL": "(num_iterations=1: no old log-probs)",
         "NeMo-RL": "force_on_policy_ratio=true",
         "torchforge": "SimpleGRPOLoss",
     }
-    reads = AdvantageBatch
+    reads: ClassVar[type[RolloutBatch]] = AdvantageBatch
 
     def terms(self, batch: AdvantageBatch, /) -> Terms:
         log_probs = read(batch, "log_probs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -9,8 +10,10 @@ from torch import Tensor
 
 from rollout_contract import metrics
 from rollout_contract.losses.inputs import read, require
+from rollout_contract.losses.loss import Consumption
 from rollout_contract.metrics import Metrics
 from rollout_contract.objectives.base import Objective, Terms
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import LiveBatch, PositiveBatch, RewardBatch
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ class NLL(Objective):
     name = "nll"
     formula = "L = -l"
     paper = "https://en.wikipedia.org/wiki/Cross-entropy"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "miles": "--loss-type sft_loss",
         "slime": "--loss-type sft_loss",
         "verl": "(sft_loss)",
@@ -33,7 +36,7 @@ class NLL(Objective):
         "SkyRL": "policy_loss_type=cross_entropy",
         "Tinker": "loss_fn=cross_entropy",
     }
-    reads = LiveBatch
+    reads: ClassVar[type[RolloutBatch]] = LiveBatch
 
     def terms(self, batch: LiveBatch, /) -> Terms:
         log_probs = read(batch, "log_probs")
@@ -52,9 +55,9 @@ class PositiveNLL(Objective):
     name = "positive_nll"
     formula = "L = -l 1[R > 0] (sum of weights) / (sum of weights where R > 0)"
     paper = "arXiv:2504.05118"
-    known_as: ClassVar = {"NeMo-RL": "positive_example_nll_weight"}
-    reads = PositiveBatch
-    correction = "ignores"
+    known_as: ClassVar[Mapping[str, str]] = {"NeMo-RL": "positive_example_nll_weight"}
+    reads: ClassVar[type[RolloutBatch]] = PositiveBatch
+    correction: ClassVar[Consumption] = "ignores"
 
     def terms(self, batch: PositiveBatch, /) -> Terms:
         log_probs = read(batch, "log_probs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import PositiveFloat
@@ -9,9 +10,11 @@ from pydantic import PositiveFloat
 from rollout_contract import metrics
 from rollout_contract.kernels.ratio import sequence_sum_log_ratio
 from rollout_contract.losses.inputs import read
+from rollout_contract.losses.loss import Consumption
 from rollout_contract.metrics import Metrics
 from rollout_contract.objectives.base import Objective, Terms
 from rollout_contract.objectives.observe import segments
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import OptimalAdvantageBatch
 
 
@@ -29,9 +32,9 @@ class OptimalAdvantage(Objective):
     name = "optimal_advantage"
     formula = "L = (beta sum_m(l - l_ref) - (R - V*))^2"
     paper = "arXiv:2505.20686"
-    known_as: ClassVar = {"TRL": "(experimental.a2po)"}
-    reads = OptimalAdvantageBatch
-    correction = "refuses"
+    known_as: ClassVar[Mapping[str, str]] = {"TRL": "(experimental.a2po)"}
+    reads: ClassVar[type[RolloutBatch]] = OptimalAdvantageBatch
+    correction: ClassVar[Consumption] = "refuses"
 
     beta: PositiveFloat = 1e-3
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from rollout_contract.losses.inputs import read
 from rollout_contract.objectives.base import Terms
 from rollout_contract.objectives.clipped import ClippedObjective
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import PolicyBatch
 
 
@@ -23,7 +25,7 @@ class PPOClip(ClippedObjective):
     name = "ppo_clip"
     formula = "r = exp(l - l_old); L = max(-r A, -clip(r, 1 - eps_low, 1 + eps_high) A); for A < 0: L = min(L, -c A)"
     paper = "arXiv:1707.06347"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "miles": "--advantage-estimator grpo | ppo | reinforce_plus_plus",
         "slime": "--advantage-estimator grpo | ppo | reinforce_plus_plus",
         "verl": "policy_loss.loss_mode=vanilla",
@@ -35,7 +37,7 @@ class PPOClip(ClippedObjective):
         "Liger": "loss_type=grpo | bnpo | dr_grpo | dapo",
         "Tinker": "loss_fn=ppo",
     }
-    reads = PolicyBatch
+    reads: ClassVar[type[RolloutBatch]] = PolicyBatch
 
     def terms(self, batch: PolicyBatch, /) -> Terms:
         log_probs = read(batch, "log_probs")

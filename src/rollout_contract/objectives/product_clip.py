@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from rollout_contract.kernels.ratio import sequence_sum_log_ratio
@@ -9,6 +10,7 @@ from rollout_contract.losses.inputs import read
 from rollout_contract.objectives.base import Terms
 from rollout_contract.objectives.clipped import ClippedObjective
 from rollout_contract.objectives.observe import segments
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import PolicyBatch
 
 
@@ -22,8 +24,8 @@ class ProductClip(ClippedObjective):
     name = "product_clip"
     formula = "r = exp(sum_m(l - l_old)); L = max(-r A, -clip(r, 1 - eps_low, 1 + eps_high) A)"
     paper = "arXiv:2402.14740"
-    known_as: ClassVar = {"TRL": "RLOOTrainer"}
-    reads = PolicyBatch
+    known_as: ClassVar[Mapping[str, str]] = {"TRL": "RLOOTrainer"}
+    reads: ClassVar[type[RolloutBatch]] = PolicyBatch
 
     def terms(self, batch: PolicyBatch, /) -> Terms:
         log_probs = read(batch, "log_probs")

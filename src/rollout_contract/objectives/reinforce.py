@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
@@ -9,9 +10,11 @@ from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 from rollout_contract.kernels.policy import score_function
 from rollout_contract.kernels.ratio import bounded, sequence_sum_log_ratio
 from rollout_contract.losses.inputs import read
+from rollout_contract.losses.loss import Consumption
 from rollout_contract.metrics import Metrics
 from rollout_contract.objectives.base import Objective, Terms
 from rollout_contract.objectives.observe import bound_metrics, ratio_metrics, segments
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import AdvantageBatch, RolloutPolicyBatch
 
 
@@ -24,11 +27,11 @@ class Reinforce(Objective):
     name = "reinforce"
     formula = "L = -A l"
     paper = "https://doi.org/10.1007/BF00992696"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "verl": "rollout_correction.bypass_mode=true, loss_type=reinforce",
         "NeMo-RL": "disable_ppo_ratio=true",
     }
-    reads = AdvantageBatch
+    reads: ClassVar[type[RolloutBatch]] = AdvantageBatch
 
     def terms(self, batch: AdvantageBatch, /) -> Terms:
         log_probs = read(batch, "log_probs")
@@ -40,7 +43,7 @@ class GPG(Reinforce):
 
     name = "gpg"
     paper = "arXiv:2504.02546"
-    known_as: ClassVar = {"verl": "policy_loss.loss_mode=gpg"}
+    known_as: ClassVar[Mapping[str, str]] = {"verl": "policy_loss.loss_mode=gpg"}
 
 
 class RolloutReinforce(Objective):
@@ -60,12 +63,12 @@ class RolloutReinforce(Objective):
     name = "reinforce_rollout"
     formula = "w = clamp(exp(l - l_rollout), low, high); L = -sg(w) A l"
     paper = "https://fengyao.notion.site/off-policy-rl"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "verl": "rollout_correction.bypass_mode=true, loss_type=reinforce, rollout_is=token | sequence",
         "torchforge": "ReinforceLoss",
     }
-    reads = RolloutPolicyBatch
-    correction = "refuses"
+    reads: ClassVar[type[RolloutBatch]] = RolloutPolicyBatch
+    correction: ClassVar[Consumption] = "refuses"
 
     weight_max: PositiveFloat | None = 2.0
     weight_min: NonNegativeFloat = 0.0

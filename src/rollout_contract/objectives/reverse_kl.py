@@ -6,6 +6,7 @@ surrogates: the gradient is meant, the value is not a KL. The reverse KL itself 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -18,9 +19,11 @@ from rollout_contract.kernels.ratio import bounded
 from rollout_contract.kernels.reverse_kl import front_loaded_weights
 from rollout_contract.kernels.trust_region import probability_shift
 from rollout_contract.losses.inputs import read
+from rollout_contract.losses.loss import Consumption
 from rollout_contract.metrics import Metric, Metrics
 from rollout_contract.objectives.base import Objective, Terms
 from rollout_contract.objectives.observe import bound_metrics, ratio_metrics
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import OPDBatch, RolloutTeacherBatch, TeacherBatch
 
 
@@ -34,8 +37,10 @@ class SampledReverseKL(Objective):
     name = "sampled_reverse_kl"
     formula = "L = sg(l - l_teacher) l"
     paper = "https://thinkingmachines.ai/blog/on-policy-distillation"
-    known_as: ClassVar = {"TRL": "(experimental.sdpo, experimental.sdft: distillation_mode=sampled_token)"}
-    reads = TeacherBatch
+    known_as: ClassVar[Mapping[str, str]] = {
+        "TRL": "(experimental.sdpo, experimental.sdft: distillation_mode=sampled_token)"
+    }
+    reads: ClassVar[type[RolloutBatch]] = TeacherBatch
 
     def terms(self, batch: TeacherBatch, /) -> Terms:
         log_probs = read(batch, "log_probs")
@@ -54,8 +59,10 @@ class WeightedReverseKL(Objective):
     name = "weighted_reverse_kl"
     formula = "w = sg(min(exp(l - l_old), weight_max)); L = w sg(l - l_teacher) l"
     paper = "https://thinkingmachines.ai/blog/on-policy-distillation"
-    known_as: ClassVar = {"TRL": "(experimental.sdpo: distillation_mode=sampled_token, distillation_is_clip)"}
-    reads = OPDBatch
+    known_as: ClassVar[Mapping[str, str]] = {
+        "TRL": "(experimental.sdpo: distillation_mode=sampled_token, distillation_is_clip)"
+    }
+    reads: ClassVar[type[RolloutBatch]] = OPDBatch
 
     weight_max: PositiveFloat | None = 2.0
     log_ratio_bound: PositiveFloat | None = 20.0
@@ -84,9 +91,12 @@ class RolloutReverseKL(Objective):
     name = "rollout_reverse_kl"
     formula = "L = -keep sg(l_teacher - l) exp(l - l_rollout) + drift (l - l_rollout)^2; drop if p - q < -delta_low"
     paper = "https://github.com/PrimeIntellect-ai/prime-rl"
-    known_as: ClassVar = {"prime-rl": "algo.type=opd | opsd", "AReaL": "(rl_loss_weight=0 with a teacher)"}
-    reads = RolloutTeacherBatch
-    correction = "refuses"
+    known_as: ClassVar[Mapping[str, str]] = {
+        "prime-rl": "algo.type=opd | opsd",
+        "AReaL": "(rl_loss_weight=0 with a teacher)",
+    }
+    reads: ClassVar[type[RolloutBatch]] = RolloutTeacherBatch
+    correction: ClassVar[Consumption] = "refuses"
 
     delta_low: NonNegativeFloat | None = None
     drift: NonNegativeFloat = 0.0
@@ -123,8 +133,8 @@ class FrontLoadedReverseKL(Objective):
     name = "front_loaded_reverse_kl"
     formula = "a = l_teacher - l_rollout; w_t = 1 + gamma (1 - sum_{s<t} |a_s| / sum_s |a_s|); L = -l w a"
     paper = "arXiv:2606.22600"
-    known_as: ClassVar = {"TRL": "(experimental.iw_opd)"}
-    reads = RolloutTeacherBatch
+    known_as: ClassVar[Mapping[str, str]] = {"TRL": "(experimental.iw_opd)"}
+    reads: ClassVar[type[RolloutBatch]] = RolloutTeacherBatch
 
     gamma: NonNegativeFloat = 1.0
     eps: PositiveFloat = 1e-8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import Field, PositiveFloat
@@ -9,9 +10,11 @@ from pydantic import Field, PositiveFloat
 from rollout_contract.kernels.policy import score_function
 from rollout_contract.kernels.ratio import bounded
 from rollout_contract.losses.inputs import read
+from rollout_contract.losses.loss import Consumption
 from rollout_contract.metrics import Metrics
 from rollout_contract.objectives.base import Objective, Terms
 from rollout_contract.objectives.observe import bound_metrics, ratio_metrics
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import RolloutPolicyBatch
 
 
@@ -28,9 +31,9 @@ class RolloutIS(Objective):
     name = "rollout_is"
     formula = "r = exp(l - l_rollout); L = -sg(r 1[ratio_min < r < ratio_max]) A l"
     paper = "https://github.com/NovaSky-AI/SkyRL"
-    known_as: ClassVar = {"SkyRL": "policy_loss_type=rollout_is"}
-    reads = RolloutPolicyBatch
-    correction = "refuses"
+    known_as: ClassVar[Mapping[str, str]] = {"SkyRL": "policy_loss_type=rollout_is"}
+    reads: ClassVar[type[RolloutBatch]] = RolloutPolicyBatch
+    correction: ClassVar[Consumption] = "refuses"
 
     ratio_min: float = Field(default=0.8, ge=0.0, lt=1.0)
     ratio_max: float = Field(default=1.28, gt=1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat
@@ -13,6 +14,7 @@ from rollout_contract.losses.inputs import read
 from rollout_contract.metrics import Metrics
 from rollout_contract.objectives.base import Objective, Terms
 from rollout_contract.objectives.observe import ratio_metrics, segments
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import PolicyBatch
 
 
@@ -33,14 +35,14 @@ class SAPO(Objective):
     name = "sapo"
     formula = "r = exp(l - l_old); L = -(4 / tau) sigmoid(tau (r - 1)) A, tau by the sign of A"
     paper = "arXiv:2511.20347"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "verl": "policy_loss.loss_mode=sapo",
         "TRL": "loss_type=sapo",
         "AReaL": "use_sapo_loss=true",
         "SkyRL": "policy_loss_type=sapo",
         "Liger": "loss_type=sapo",
     }
-    reads = PolicyBatch
+    reads: ClassVar[type[RolloutBatch]] = PolicyBatch
 
     tau_positive: PositiveFloat = 1.0
     tau_negative: PositiveFloat = 1.05

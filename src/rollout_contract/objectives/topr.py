@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from rollout_contract import metrics
@@ -9,9 +10,11 @@ from rollout_contract.kernels.policy import score_function
 from rollout_contract.kernels.ratio import sequence_sum_log_ratio
 from rollout_contract.kernels.sequence_policy import sequence_advantages, tapered_weights
 from rollout_contract.losses.inputs import read
+from rollout_contract.losses.loss import Consumption
 from rollout_contract.metrics import Metrics
 from rollout_contract.objectives.base import Objective, Terms
 from rollout_contract.objectives.observe import ratio_metrics, segments
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import RolloutPolicyBatch
 
 
@@ -29,9 +32,9 @@ class TOPR(Objective):
     name = "topr"
     formula = "w = 1 if mean_m(A) >= 0 else min(exp(sum_m(l - l_rollout)), 1); L = -sg(w) A l"
     paper = "arXiv:2503.14286"
-    known_as: ClassVar = {}
-    reads = RolloutPolicyBatch
-    correction = "refuses"
+    known_as: ClassVar[Mapping[str, str]] = {}
+    reads: ClassVar[type[RolloutBatch]] = RolloutPolicyBatch
+    correction: ClassVar[Consumption] = "refuses"
 
     def terms(self, batch: RolloutPolicyBatch, /) -> Terms:
         log_probs, mask = read(batch, "log_probs"), batch.loss_mask

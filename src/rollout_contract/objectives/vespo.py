@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -13,9 +14,11 @@ from rollout_contract.kernels.policy import score_function
 from rollout_contract.kernels.ratio import bounded
 from rollout_contract.kernels.sequence_policy import GammaShape, gamma_weights, summed_log_weight
 from rollout_contract.losses.inputs import read
+from rollout_contract.losses.loss import Consumption
 from rollout_contract.metrics import Metrics
 from rollout_contract.objectives.base import Objective, Terms
 from rollout_contract.objectives.observe import ratio_metrics, segments
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import PolicyBatch
 
 
@@ -34,9 +37,9 @@ class VESPO(Objective):
     name = "vespo"
     formula = "w = exp(sum_m(l - l_old)); phi = w^k exp(lambda (1 - w)), (k, lambda) by the sign of A; L = -sg(phi) A l"
     paper = "arXiv:2602.10693"
-    known_as: ClassVar = {"TRL": "loss_type=vespo", "Liger": "loss_type=vespo"}
-    reads = PolicyBatch
-    correction = "inside"
+    known_as: ClassVar[Mapping[str, str]] = {"TRL": "loss_type=vespo", "Liger": "loss_type=vespo"}
+    reads: ClassVar[type[RolloutBatch]] = PolicyBatch
+    correction: ClassVar[Consumption] = "inside"
 
     k_positive: NonNegativeFloat = 2.0
     lambda_positive: NonNegativeFloat = 3.0

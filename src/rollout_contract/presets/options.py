@@ -47,7 +47,7 @@ class TrainerOptions(BaseModel, ABC):
         whole: beginnings of names that may not be shortened.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     trainer: ClassVar[str]
     version: ClassVar[str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache, reduce
 from operator import and_
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
@@ -37,7 +37,7 @@ StepT = TypeVar("StepT", bound=RolloutBatch)
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
 
 class KLInLoss(_Part):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import SerializeAsAny
@@ -27,7 +28,7 @@ class ZeroOutside(CorrectionRule):
     name = "zero_outside"
     formula = "w = 0 where `outside` would reject, else that of the other rule"
     paper = "https://github.com/OpenRLHF/OpenRLHF"
-    known_as: ClassVar = {
+    known_as: ClassVar[Mapping[str, str]] = {
         "verl": "rollout_is=sequence, rollout_is_threshold=0.5_5.0",
         "TRL": "vllm_importance_sampling_mode=sequence_mask, use_vllm=true",
         "OpenRLHF": "--enable_vllm_is_correction, --vllm_is_correction_type seq-mask-tis",

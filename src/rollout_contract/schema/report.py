@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -55,7 +55,7 @@ def counts(repairs: Mapping[str, Any]) -> dict[str, int]:
 class FieldSummary(BaseModel):
     """One field; the range is that of the trained tokens (of all entries, for a field that is not per token)."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
 
     name: str
     role: str
@@ -69,7 +69,7 @@ class FieldSummary(BaseModel):
 class Summary(BaseModel):
     """What a batch holds."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
 
     schema_name: str
     samples: int

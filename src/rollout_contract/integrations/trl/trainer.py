@@ -67,7 +67,7 @@ class ContractGRPOTrainer(GRPOTrainer):
             Configuration(given)  # before a model is loaded
         super().__init__(*args, **kwargs)
         config = cast("GRPOConfig", self.args)
-        self.configuration = Configuration(config)
+        self.configuration: Configuration = Configuration(config)
         self._unread = {"train": Pending(), "eval": Pending()}
         self._completion_lengths: list[int] = []
         self._refuse_other_ranks(config)
