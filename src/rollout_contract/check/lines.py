@@ -69,7 +69,11 @@ class Source:
 
         With ``owner``, where it is read from the variable of that name.
         """
-        return self.line_where(lambda node: _reads_of(node, name, owner) if owner else _reads(node, name))
+        if owner:
+            return self.line_where(lambda node: _reads_of(node, name, owner))
+        likenesses = set() if self.node is None else {id(part) for part in _likenesses(self.node)}
+        found = self.line_where(lambda node: _reads(node, name) and id(node) not in likenesses)
+        return found or self.line_where(lambda node: _reads(node, name))
 
     def naming(self, text: str) -> Place | None:
         """Where a string constant stands, or a keyword argument has this name."""
@@ -85,6 +89,17 @@ class Source:
         return self.line_where(
             lambda node: isinstance(node, ast.AnnAssign) and getattr(node.target, "id", None) == name
         )
+
+
+def _likenesses(tree: ast.AST) -> Iterator[ast.AST]:
+    """Expressions that are read for their dtype, device or shape alone: ``x.to(y)``, ``like=y``, ``y.dtype``."""
+    for node in ast.walk(tree):
+        is_attribute = isinstance(node, ast.Attribute) and node.attr in ("dtype", "device", "shape")
+        if is_attribute or (isinstance(node, ast.keyword) and node.arg == "like"):
+            yield getattr(node, "value", node)
+        elif isinstance(node, ast.Call):
+            called = getattr(node.func, "attr", "")
+            yield from node.args if called in ("to", "type_as") or called.endswith("_like") else ()
 
 
 def _reads(node: ast.AST, name: str) -> bool:
