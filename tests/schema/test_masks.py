@@ -60,7 +60,7 @@ def test_other_values_are_refused_with_their_place(bad: float, form: str) -> Non
     error = caught.value
     assert (error.field, error.row, error.position) == ("loss_mask", 1, 1)
     assert float(error.found) == pytest.approx(bad, rel=1e-6, nan_ok=True)
-    assert error.hint == "weights other than 0 and 1 belong into a field of their own, for example loss_weights"
+    assert error.hint == "weights other than 0 and 1 belong in a field of their own, for example loss_weights"
 
 
 def test_values_are_looked_at_where_that_is_asked_for() -> None:

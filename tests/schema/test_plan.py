@@ -176,8 +176,8 @@ def test_constraints_of_host_values_hold() -> None:
     with pytest.raises(MetadataError) as caught:
         Positive(response_lengths=[1, 1], loss_mask=[1, 1], version=0, score=[0.5, 1.5])
     assert [(v.field, v.row, v.found, v.expected) for v in caught.value.violations] == [
-        ("version", None, "0", "Input should be greater than 0"),
-        ("score", 1, "1.5", "Input should be less than or equal to 1"),
+        ("version", None, "0", "greater than 0"),
+        ("score", 1, "1.5", "less than or equal to 1"),
     ]
 
 

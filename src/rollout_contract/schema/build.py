@@ -113,10 +113,15 @@ def _host_values(plan: Plan, given: Mapping[str, Any]) -> tuple[dict[str, Any], 
             values[name] = spec.adapter.validate_python(plain)
         except ValidationError as error:
             # None says that there is nothing, unless the annotation gives it a meaning.
-            for fault in error.errors() if value is not None else ():
-                place = fault["loc"][0] if fault["loc"] and isinstance(fault["loc"][0], int) else None
-                violations.append(Violation(name, "metadata", fault["msg"], repr(fault["input"])[:80], row=place))
+            violations += [_refused(name, fault) for fault in error.errors()] if value is not None else []
     return values, violations
+
+
+def _refused(name: str, fault: Mapping[str, Any]) -> Violation:
+    """What pydantic says of a host value, in the words of a violation."""
+    row = next((place for place in fault["loc"][:1] if isinstance(place, int)), None)
+    expected = str(fault["msg"]).removeprefix("Input should be ")
+    return Violation(name, "metadata", expected, repr(fault["input"])[:80], row=row)
 
 
 def _per_sample_violations(plan: Plan, host: Mapping[str, Any], layout: Layout) -> list[Violation]:
@@ -152,8 +157,8 @@ def _make_layout(subject: str, values: Mapping[str, Any]) -> Layout:
 
 def _unknown(name: str, plan: Plan) -> Violation:
     close = get_close_matches(name, plan, n=1)
-    hint = f"did you mean {close[0]}?" if close else "declare it in a schema of your own that inherits from this one"
-    return Violation(name, "unknown", f"one of {', '.join(plan)}", name, hint)
+    others = "declare it in a schema of your own that inherits from this one, whose fields are " + ", ".join(plan)
+    return Violation(name, "unknown", "a field of the schema", name, f"did you mean {close[0]}?" if close else others)
 
 
 def _missing(spec: FieldSpec) -> Violation:
@@ -217,10 +222,10 @@ def _convert(draft: Draft, spec: FieldSpec, tensor: Tensor) -> Tensor:
         if spec.upcast or draft.settings.half_precision == "upcast":
             draft.repairs[f"{spec.name}: upcast from {dtype}"] = tensor.numel()
             return tensor.float()
-        hint = (
-            "score in float32: in half precision a log-prob of -12.3 is off by 3 %. To accept what is already lost, "
-            'tag the field Upcast or build under settings(half_precision="upcast")'
-        )
+        cause = "score in float32: in half precision a log-prob of -12.3 is off by 3 %"
+        cause = cause if spec.holds_log_probs else "compute it in float32"
+        accept = 'tag the field Upcast or build under settings(half_precision="upcast")'
+        hint = f"{cause}. To accept what is already lost, {accept}"
         draft.violations.append(Violation(spec.name, "dtype", " or ".join(spec.dtypes), dtype, hint))
         return tensor
     expected = " or ".join(spec.dtypes)
@@ -234,7 +239,7 @@ def _to_bool(draft: Draft, spec: FieldSpec, mask: Tensor) -> Tensor:
         wrong = (mask != 0) & (mask != 1)
         if bool(wrong.any()):
             index = int(wrong.flatten().nonzero()[0])
-            hint = "weights other than 0 and 1 belong into a field of their own, for example loss_weights"
+            hint = "weights other than 0 and 1 belong in a field of their own, for example loss_weights"
             found = f"{mask.flatten()[index].item()}"
             place = _place_of(draft.layout, spec, index, mask)
             draft.violations.append(Violation(spec.name, "mask", "0 and 1, or bool", found, hint, *place))

@@ -226,7 +226,7 @@ def _overridden(schema: type, plan: Plan, root: type) -> Iterator[Violation]:
 def describe(spec: FieldSpec) -> str:
     """For example ``fixed float[tokens]``."""
     if not spec.is_tensor:
-        return spec.role.value
+        return "one value per sample" if spec.role is Role.PER_SAMPLE else spec.role.value
     return f"{spec.role.value} {spec.family}[{' '.join(map(str, spec.dims))}]"
 
 

@@ -21,10 +21,16 @@ def batch_repr(name: str, plan: Plan, state: State) -> str:
     layout = state.layout
     head = f"{name}({counted(layout.num_samples, 'sample')}, {counted(layout.num_tokens, 'token')}, {state.device}"
     rows = [(spec.name, _describe(spec, state)) for spec in plan.values() if spec.is_tensor and _is_shown(spec, state)]
-    rows += [(n, str(state.values[n])) for n, s in plan.items() if s.role is Role.METADATA and n in state.values]
+    rows += [(n, _text(state.values[n])) for n, s in plan.items() if s.role is Role.METADATA and n in state.values]
     width = max(len(field) for field, _ in rows)
     lines = [f"  {field:<{width}}  {text}" for field, text in rows]
     return "\n".join([f"{head})" if not state.is_part else f"{head}, part of a step)", *lines])
+
+
+def _text(metadata: Any) -> str:
+    if isinstance(metadata, Mapping):
+        return "; ".join(f"{name}: {value}" for name, value in metadata.items())
+    return str(metadata)
 
 
 def _is_shown(spec: FieldSpec, state: State) -> bool:
