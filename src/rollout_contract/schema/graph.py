@@ -71,5 +71,9 @@ def has_overlap(tensor: Tensor) -> bool:
 
 def pins_memory(tensor: Tensor) -> bool:
     """Whether a small view keeps a storage alive that is many times larger and worth the copy."""
-    held = tensor.untyped_storage().nbytes()
+    try:
+        held = tensor.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):
+        # Wrappers of function transforms and some subclasses have no storage of their own.
+        return False
     return held > _PINNED_BYTES and held > _PINNED_RATIO * tensor.nbytes
