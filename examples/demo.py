@@ -1,6 +1,6 @@
 """A policy learns through validated batches: warm start, GRPO, distillation, and six batches that the contract refuses.
 
-    python examples/demo.py                 # about a minute on two cores
+    python examples/demo.py                 # about a minute and a half
     python examples/demo.py --quick         # a few steps of everything
 
 Writes demo_output/report.html, demo_output/report.png and demo_output/metrics.json. docs/demo.md is a tour.
@@ -35,8 +35,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
 
     console = Console()
-    console.print("[bold]A policy learns through validated batches[/bold]", f"(seed {config.seed})")
     terminal = Terminal(console)
+    terminal.show_title(config.seed)
     start = time.perf_counter()
     results = Run(config, terminal.watch).results()
     results.seconds = time.perf_counter() - start
@@ -51,7 +51,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=DemoConfig.seed, help="of weights, prompts and samples")
     parser.add_argument("--steps", type=int, help="at most so many steps in each phase")
     parser.add_argument("--quick", action="store_true", help=f"the same as --steps {QUICK_STEPS}")
-    parser.add_argument("--threads", type=int, default=2, help="cores to use; the numbers depend on it a little")
+    parser.add_argument("--threads", type=int, default=1, help="of torch; two are faster on two cores that idle")
     parser.add_argument("--output", type=Path, default=Path("demo_output"), help="folder for the reports")
     return parser.parse_args()
 

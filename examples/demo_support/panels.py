@@ -89,7 +89,7 @@ def grpo_panels(results: Results) -> list[Panel]:
         Panel(
             "Clip fraction",
             "trained tokens",
-            "Tokens whose ratio left the clip range, so that their gradient stopped. Most are in the second pass.",
+            "Tokens whose ratio left the clip range, so that their gradient stopped. In a first pass the ratio is 1.",
             curve("clip_fraction"),
             POLICY,
             percent=True,

@@ -89,7 +89,7 @@ class Run:
         """Share of right answers on the held-out prompts."""
         return self.sampler(policy).sample(self.task.held_out).mean_reward
 
-    def answers(self, before: Policy, count: int = 6) -> list[Answers]:
+    def answers(self, before: Policy, count: int = 8) -> list[Answers]:
         """What each model writes, side by side."""
         prompts = self.task.held_out[:count]
         models = (before, self.policy, self.student)

@@ -10,6 +10,7 @@ import copy
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from demo_support.policy import Policy
 from demo_support.task import END, Tokens, reward
@@ -32,8 +33,10 @@ class Rollout:
         return [len(response) for response in self.responses]
 
     @property
-    def input_ids(self) -> list[Tokens]:
-        return [prompt + response for prompt, response in zip(self.prompts, self.responses, strict=True)]
+    def input_ids(self) -> Tensor:
+        """[sequence]: prompts and responses, end to end."""
+        rows = zip(self.prompts, self.responses, strict=True)
+        return torch.tensor([token for prompt, response in rows for token in (*prompt, *response)])
 
     @property
     def loss_mask(self) -> list[list[bool]]:

@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.optim.lr_scheduler import LinearLR
 
 from demo_support.config import DemoConfig
 from demo_support.policy import Policy, score
@@ -44,12 +45,13 @@ def sampled_batch(rollout: Rollout, group_size: int = 1) -> SampledBatch:
 
 
 class Trainer:
-    """A policy and its optimizer."""
+    """A policy and its optimizer, whose learning rate rises over the first updates."""
 
     def __init__(self, policy: Policy, learning_rate: float, config: DemoConfig) -> None:
         self.policy = policy
         self.config = config
         self.optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=0.0)
+        self.schedule = LinearLR(self.optimizer, start_factor=0.1, total_iters=config.rate_rises_over)
 
     def update(self, batch: BatchT, loss_of: Callable[[BatchT], Loss]) -> Metrics:
         """One update from a weighted step: split, bind, loss, backward; then the optimizer.
@@ -65,5 +67,6 @@ class Trainer:
             metrics = metrics.merge(loss.metrics).merge(entropy_metrics(micro))
         torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_gradient_norm)
         self.optimizer.step()
+        self.schedule.step()
         self.optimizer.zero_grad()
         return metrics

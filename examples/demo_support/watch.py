@@ -23,11 +23,16 @@ class Terminal:
     def __init__(self, console: Console) -> None:
         self.console = console
 
+    def show_title(self, seed: int) -> None:
+        self.console.print(f"[bold]A policy learns through validated batches[/bold] (seed {seed})")
+        legend = "reward: right answers; mismatch: mean |sampler - trainer|, nats; over 10 steps"
+        self.console.print(legend, style="dim")
+
     def watch(self, title: str, steps: int, phase: Iterator[Step]) -> list[Step]:
         """Run a phase to its end under a progress bar."""
         columns = (
-            TextColumn("[bold]{task.description:<21}"),
-            BarColumn(bar_width=28),
+            TextColumn("[bold]{task.description:<20}"),
+            BarColumn(bar_width=10),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[now]}"),
@@ -62,8 +67,8 @@ def _now(last: list[Step]) -> str:
         return sum(step[name] for step in last) / len(last)
 
     if "reward" not in last[0]:
-        return f"loss {mean('loss'):.3f} nats"
-    return f"reward {mean('reward'):6.1%}   mismatch {mean('abs_diff_mean'):.4f} nats"
+        return f"loss {mean('loss'):.3f}"
+    return f"reward {mean('reward'):5.1%}  mismatch {mean('abs_diff_mean'):.4f}"
 
 
 def results_table(results: Results) -> Table:
