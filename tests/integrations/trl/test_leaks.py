@@ -77,7 +77,7 @@ def test_a_leak_is_refused_by_name(key: str, tmp_path: Path, reference_path: Pat
     with settings(live_inputs="refuse"), pytest.raises(LiveGraphError) as error:
         trainer._compute_loss(trainer.model, leaking(trainer, inputs, key))
     assert [violation.field for violation in error.value.violations] == [LEAKS[key][0]]
-    assert f"in TRL: {key}" in str(error.value)
+    assert f"(key {key} of TRL)" in str(error.value)
     assert "ContractGRPOTrainer breaks its contract" in str(error.value)
 
 

@@ -9,24 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from rollout_contract.errors import ContractError
+from rollout_contract.boundary import TRL
+from rollout_contract.errors import ContractError, Violation
 from rollout_contract.layout import Layout
 
 LENGTHS = "response_lengths"
 """The key under which the trainer keeps the host's response lengths, next to TRL's own."""
-
-KEYS: Mapping[str, str] = {
-    "loss_mask": "completion_mask and tool_mask",
-    "log_probs": "the forward pass",
-    "advantages": "advantages",
-    "old_log_probs": "old_per_token_logps",
-    "ref_log_probs": "ref_per_token_logps",
-    "rollout_log_probs": "sampling_per_token_logps",
-    "correction_weights": "importance_sampling_ratio",
-    "entropy": "the forward pass",
-    "observed_entropy": "the forward pass",
-}
-"""Field -> where TRL has it."""
 
 
 def layout_of(inputs: Mapping[str, Any]) -> Layout:
@@ -58,9 +46,15 @@ def packed(name: str, values: Tensor, layout: Layout) -> Tensor:
         return layout.pack(values)
 
 
+def lookup(inputs: Mapping[str, Any], field: str) -> Any:
+    """What TRL has for a field; None for nothing."""
+    key = TRL.key(field)
+    return None if key is None else inputs.get(key.first)
+
+
 def given(inputs: Mapping[str, Any], names: tuple[str, ...], layout: Layout) -> dict[str, Tensor]:
     """Those of the fields that TRL has a value for, packed."""
-    present = {name: inputs.get(KEYS[name]) for name in names}
+    present = {name: lookup(inputs, name) for name in names}
     return {name: packed(name, values, layout) for name, values in present.items() if values is not None}
 
 
@@ -79,8 +73,10 @@ def naming_keys() -> Generator[None]:
     try:
         yield
     except ContractError as error:
-        named = [
-            replace(wrong, hint=f"in TRL: {KEYS[wrong.field]}. {wrong.hint}".rstrip()) if wrong.field in KEYS else wrong
-            for wrong in error.violations
-        ]
-        raise type(error)("ContractGRPOTrainer", named) from None
+        raise type(error)("ContractGRPOTrainer", map(_with_key, error.violations)) from None
+
+
+def _with_key(wrong: Violation) -> Violation:
+    if wrong.field not in TRL.fields:
+        return wrong
+    return replace(wrong, found=f"{wrong.found} (key {TRL.key(wrong.field)} of TRL)")

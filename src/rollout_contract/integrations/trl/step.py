@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rollout_contract.integrations.trl.configuration import Configuration, GRPOStep
-from rollout_contract.integrations.trl.inputs import KEYS, given, layout_of, packed, trained_tokens
+from rollout_contract.integrations.trl.inputs import given, layout_of, lookup, packed, trained_tokens
 from rollout_contract.losses.entropy import entropy_bonus
 from rollout_contract.losses.loss import Loss
 from rollout_contract.schemas import EntropyBatch
@@ -47,7 +47,7 @@ class Losses(NamedTuple):
 
 def bound_step(configuration: Configuration, inputs: Mapping[str, Any], forward: Forward, window: Window) -> GRPOStep:
     """The batch of one micro-batch, ready for its losses. One gather per live field, and no synchronisation."""
-    layout, has_rollout = layout_of(inputs), inputs.get(KEYS["rollout_log_probs"]) is not None
+    layout, has_rollout = layout_of(inputs), lookup(inputs, "rollout_log_probs") is not None
     schema, recipe = configuration.schema(has_rollout), configuration.terms(has_rollout)
     log_probs = packed("log_probs", forward.log_probs, layout)
     entropy = packed("entropy", forward.entropy, layout)
