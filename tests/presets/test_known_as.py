@@ -51,6 +51,9 @@ EXAMPLES: Mapping[str, Any] = {
     "rejection_sampling.upper": 2.0,
     "m2_threshold": 0.04,
     "truncated_importance_sampling_ratio": 2.0,
+    "loss_scale_factor": 512,
+    "max_seq_len": 512,
+    "max_completion_length": 512,
 }
 """Values of the options that are named without one. Other options are switches."""
 

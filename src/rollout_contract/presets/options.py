@@ -7,7 +7,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,7 +24,8 @@ class OptionError(ContractError):
     rule_name = "option"
 
     def __str__(self) -> str:
-        return super().__str__().replace("breaks its contract", "cannot be made of these options", 1)
+        violations = super().__str__().partition("\n")[2]
+        return f"{self.subject} cannot be made of these options:\n{violations}"
 
 
 def contradiction(option: str, found: object, expected: str, hint: str = "") -> Violation:
@@ -35,6 +36,9 @@ def contradiction(option: str, found: object, expected: str, hint: str = "") -> 
 def not_covered(option: str, found: object, why: str, hint: str = "") -> Violation:
     """An option that decides about the loss, and that this library does not follow."""
     return Violation(option, "not covered", f"another value: {why}", str(found), hint)
+
+
+OptionsT = TypeVar("OptionsT", bound="TrainerOptions")
 
 
 class TrainerOptions(BaseModel, ABC):
@@ -68,7 +72,7 @@ class TrainerOptions(BaseModel, ABC):
         return {info.alias or field: field for field, info in cls.model_fields.items()}
 
     @classmethod
-    def read(cls, options: Mapping[str, Any], unrelated: Unrelated = "refuse") -> Self:
+    def read(cls: type[OptionsT], options: Mapping[str, Any], unrelated: Unrelated = "refuse") -> OptionsT:
         """The options by the trainer's own names.
 
         Nested mappings and dotted names are the same; a dotted name may be shortened from the left; ``--``, and ``-``
