@@ -59,7 +59,11 @@ def counts(repairs: Mapping[str, Any]) -> dict[str, int]:
 
 
 class FieldSummary(BaseModel):
-    """One field; the range is that of the trained tokens (of all entries, for a field that is not per token)."""
+    """One field; the range is that of the trained tokens (of all entries, for a field that is not per token).
+
+    ``zeros`` counts log-probs of exactly 0 on trained tokens. A probability of 1 is possible; many of them are more
+    often placeholders of tokens that the policy did not sample, such as an appended end of sequence.
+    """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
 
@@ -70,6 +74,7 @@ class FieldSummary(BaseModel):
     minimum: float | None = None
     mean: float | None = None
     maximum: float | None = None
+    zeros: int | None = None
 
 
 class Summary(BaseModel):
@@ -96,6 +101,7 @@ class Summary(BaseModel):
         if self.untrained_samples:
             lines.append(f"  without any trained token: {counted(self.untrained_samples, 'sample')}")
         lines += _table([("field", "role", "shape", "min", "mean", "max"), *map(_row, self.fields)])
+        lines += [f"  exactly 0: {f.name} ({counted(f.zeros, 'trained token')})" for f in self.fields if f.zeros]
         lines += [f"  repaired: {name} ({count})" for name, count in self.repairs.items()]
         return "\n".join(lines)
 
@@ -142,5 +148,7 @@ def _summarise_field(spec: FieldSpec, tensor: Tensor, mask: Tensor) -> FieldSumm
     kept = values[mask.to(values.device)] if spec.axis == "tokens" else values
     if not kept.numel():
         return shown
-    minimum, mean, maximum = torch.stack([kept.min(), kept.mean(), kept.max()]).tolist()
-    return shown.model_copy(update={"minimum": minimum, "mean": mean, "maximum": maximum})
+    zeros = (kept == 0).sum().to(kept.dtype)
+    minimum, mean, maximum, count = torch.stack([kept.min(), kept.mean(), kept.max(), zeros]).tolist()
+    numbers = {"minimum": minimum, "mean": mean, "maximum": maximum}
+    return shown.model_copy(update=numbers | {"zeros": int(count) if spec.holds_log_probs else None})
