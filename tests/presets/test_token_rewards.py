@@ -53,10 +53,6 @@ def nemo_options(params: dict[str, Any]) -> dict[str, Any]:
 RECORDS = [vector for vector in vectors("advantage") if options_of(vector) is not None]
 
 
-def test_there_are_records() -> None:
-    assert RECORDS
-
-
 @pytest.mark.parametrize("vector", RECORDS, ids=lambda vector: vector.id)
 def test_token_rewards(vector: Vector) -> None:
     options = options_of(vector)
