@@ -34,7 +34,7 @@ def main() -> None:
     config = config if steps is None else config.shortened(steps)
     torch.set_num_threads(arguments.threads)
 
-    console = Console()
+    console = Console(highlight=False)
     terminal = Terminal(console)
     terminal.show_title(config.seed)
     start = time.perf_counter()

@@ -18,12 +18,9 @@ from demo_support.policy import Policy, score, score_fixed
 from demo_support.sampler import Rollout
 from demo_support.task import encode
 from demo_support.trainer import sampled_batch
-from rollout_contract.errors import ContractError
-from rollout_contract.losses.policy import policy_loss
-from rollout_contract.objectives.ppo_clip import PPOClip
-from rollout_contract.roles import Fixed
+from rollout_contract import ContractError, Fixed, policy_loss, settings
+from rollout_contract.objectives import PPOClip
 from rollout_contract.schemas import AdvantageBatch, RolloutScored, Scored
-from rollout_contract.settings import settings
 
 
 @dataclass(frozen=True)

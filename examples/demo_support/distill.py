@@ -6,14 +6,11 @@ from demo_support.config import DemoConfig
 from demo_support.policy import Policy, score_fixed
 from demo_support.sampler import Rollout
 from demo_support.trainer import SampledBatch, Trainer, sampled_batch
+from rollout_contract import Loss, Metrics, OPDBatch, PolicyBatch, TISBatch, policy_loss
 from rollout_contract.corrections import Truncate
 from rollout_contract.distillation import opd_advantages, reverse_kl_metrics
-from rollout_contract.losses.loss import Loss
-from rollout_contract.losses.policy import policy_loss
-from rollout_contract.metrics import Metrics
 from rollout_contract.mismatch import mismatch_metrics
-from rollout_contract.objectives.ppo_clip import PPOClip
-from rollout_contract.schemas import OPDBatch, PolicyBatch, TISBatch
+from rollout_contract.objectives import PPOClip
 
 
 class TaughtBatch(SampledBatch, OPDBatch, TISBatch):

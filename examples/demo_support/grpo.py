@@ -8,16 +8,12 @@ from demo_support.config import DemoConfig
 from demo_support.policy import Policy, score_fixed
 from demo_support.sampler import Rollout
 from demo_support.trainer import SampledBatch, Trainer, sampled_batch
+from rollout_contract import KLBatch, Loss, Metrics, PolicyBatch, TISBatch, kl_loss, policy_loss
 from rollout_contract.advantages import grpo
 from rollout_contract.corrections import Truncate
 from rollout_contract.kl import K2
-from rollout_contract.losses.kl import kl_loss
-from rollout_contract.losses.loss import Loss
-from rollout_contract.losses.policy import policy_loss
-from rollout_contract.metrics import Metrics
 from rollout_contract.mismatch import mismatch_metrics
-from rollout_contract.objectives.ppo_clip import PPOClip
-from rollout_contract.schemas import KLBatch, PolicyBatch, TISBatch
+from rollout_contract.objectives import PPOClip
 
 
 class GRPOBatch(SampledBatch, PolicyBatch, TISBatch, KLBatch):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rollout_contract.layout import Layout
+from rollout_contract import Layout
 from rollout_contract.log_probs import Scores, score_logits
 
 

@@ -17,7 +17,7 @@ from demo_support.results import Answers, Results, Step
 from demo_support.sampler import Rollout, Sampler
 from demo_support.task import VOCABULARY, SortTask, answer, decode
 from demo_support.warm_start import warm_start
-from rollout_contract.metrics import Metrics
+from rollout_contract import Metrics
 
 Watch = Callable[[str, int, Iterator[Step]], list[Step]]
 """Runs a phase of so many steps to its end and shows its progress: (title, steps, phase) -> the steps' metrics."""

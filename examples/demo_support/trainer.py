@@ -13,11 +13,9 @@ from torch.optim.lr_scheduler import LinearLR
 from demo_support.config import DemoConfig
 from demo_support.policy import Policy, score
 from demo_support.sampler import Rollout
+from rollout_contract import Fixed, Loss, Metrics, RewardBatch
 from rollout_contract.losses.entropy import entropy_metrics
-from rollout_contract.losses.loss import Loss
-from rollout_contract.metrics import Metrics
-from rollout_contract.roles import Fixed
-from rollout_contract.schemas import LiveBatch, ObservedEntropyBatch, RewardBatch
+from rollout_contract.schemas import LiveBatch, ObservedEntropyBatch
 
 
 class SampledBatch(RewardBatch, LiveBatch, ObservedEntropyBatch):
