@@ -96,7 +96,10 @@ class Dims:
         return tuple(self._size(dim, position) for position, dim in enumerate(dims))
 
     def _size(self, dim: str, position: int) -> int:
-        dim = dim.rpartition("=")[2].lstrip("#?*")
+        if dim.startswith("*"):
+            # Variadic dimensions of several tensors usually have to broadcast, whatever they are called.
+            return self["tokens"]
+        dim = dim.rpartition("=")[2].lstrip("#?")
         if dim in ("...", "_", "") or dim.startswith("_"):
             return self[f"{dim} {position}"]
         return int(dim) if dim.isdigit() else self._evaluate(dim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,8 @@ from torch import Tensor
 from rollout_contract.check.batches import make_batch
 from rollout_contract.check.dims import ArraySpec, Dims
 from rollout_contract.check.maker import Maker
-from rollout_contract.check.parameters import Parameter, plain_value
+from rollout_contract.check.parameters import Parameter, flat
+from rollout_contract.check.plain import plain_value
 from rollout_contract.check.setup import Input, Setup
 from rollout_contract.check.sizes import Sizes
 from rollout_contract.layout import Layout
@@ -49,17 +51,18 @@ class Inputs:
 
     def take(self, rows: Sequence[int]) -> Inputs:
         """The same input with these rows, in this order."""
-        arguments: dict[str, Any] = {}
-        for parameter in self.parameters:
-            value = self.arguments[parameter.name]
-            if isinstance(value, RolloutBatch):
-                value = value.select(rows)
-            elif isinstance(value, Tensor) and value.dim():
-                value = value.index_select(0, self._entries(self.tensors[parameter.name].dims[0], rows))
-            elif isinstance(value, Layout):
-                value = value.select(rows)
-            arguments[parameter.name] = value
+        arguments = {p.name: self._cut(p, self.arguments[p.name], rows) for p in self.parameters}
         return replace(self, arguments=arguments)
+
+    def _cut(self, parameter: Parameter, value: Any, rows: Sequence[int]) -> Any:
+        if parameter.members:
+            parts = {member.name: self._cut(member, _member(value, member.name), rows) for member in parameter.members}
+            return parameter.annotation(**parts)
+        if isinstance(value, RolloutBatch | Layout):
+            return value.select(rows)
+        if isinstance(value, Tensor) and value.dim():
+            return value.index_select(0, self._entries(self.tensors[parameter.name].dims[0], rows))
+        return value
 
     def _entries(self, dim: str, rows: Sequence[int]) -> Tensor:
         """The entries of a dimension that belong to these rows: themselves, or beside a batch the samples' tokens."""
@@ -84,10 +87,12 @@ def make_inputs(parameters: tuple[Parameter, ...], setup: Setup) -> Inputs:
     Raises:
         CannotCheckError: a value cannot be made up.
     """
-    maker = Maker(setup, Dims(setup.sizes), _integer_bound(parameters, setup.sizes), _mask_dims(parameters))
+    leaves = flat(parameters)
+    shared = _shared_dims([p.spec.dims for p in leaves if p.spec is not None and p.spec.dims is not None])
+    maker = Maker(setup, Dims(setup.sizes), _integer_bound(leaves, setup.sizes), shared, _mask_dims(leaves, shared))
     are_many = len([parameter for parameter in parameters if parameter.schema is not None]) > 1
     arguments = {parameter.name: _argument(maker, parameter, are_many) for parameter in parameters}
-    unit = _unit([p.spec for p in parameters if p.spec is not None], any(p.schema for p in parameters))
+    unit = _unit([p.spec for p in leaves if p.spec is not None], any(p.schema for p in leaves))
     return Inputs(setup, maker.dims, parameters, arguments, maker.tensors, maker.mask, unit)
 
 
@@ -99,7 +104,13 @@ def _argument(maker: Maker, parameter: Parameter, are_many: bool) -> Any:
         return batch
     if parameter.spec is not None:
         return maker.raw_tensor(parameter.name, parameter.spec)
-    return plain_value(parameter, maker.setup.sizes)
+    if parameter.members:
+        return parameter.annotation(**{member.name: _argument(maker, member, are_many) for member in parameter.members})
+    return plain_value(parameter.name, parameter.annotation, maker.setup.sizes, maker.setup.device)
+
+
+def _member(structure: Any, name: str) -> Any:
+    return structure[name] if isinstance(structure, Mapping) else getattr(structure, name)
 
 
 def _unit(specs: Sequence[ArraySpec], has_batch: bool) -> str | None:
@@ -109,12 +120,18 @@ def _unit(specs: Sequence[ArraySpec], has_batch: bool) -> str | None:
     return unit if unit is not None and unit.isidentifier() else None
 
 
-def _mask_dims(parameters: Sequence[Parameter]) -> tuple[str, ...] | None:
+def _shared_dims(dims: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """The longest common beginning; per token when there is none."""
+    shared = [level[0] for level in itertools.takewhile(lambda level: len(set(level)) == 1, zip(*dims, strict=False))]
+    return tuple(shared) or ("tokens",)
+
+
+def _mask_dims(parameters: Sequence[Parameter], shared: tuple[str, ...]) -> tuple[str, ...] | None:
     """The dimensions of the mask, or None when there is none."""
     if any(parameter.schema for parameter in parameters):
         return ("tokens",)
     masks = [p.spec for p in parameters if p.spec is not None and "mask" in p.name]
-    return (masks[0].dims or ("tokens",)) if masks else None
+    return (shared if masks[0].dims is None else masks[0].dims) if masks else None
 
 
 def _integer_bound(parameters: Sequence[Parameter], sizes: Sizes) -> int:

@@ -21,20 +21,22 @@ class Maker:
 
     Attributes:
         prefix: of the names of noted inputs, where several batches have fields of one name.
+        shared_dims: the first dimensions of every tensor that names some.
         mask_dims: the dimensions of the mask; None when there is none.
     """
 
     setup: Setup
     dims: Dims
     integers_below: int
+    shared_dims: tuple[str, ...]
     mask_dims: tuple[str, ...] | None
     tensors: dict[str, Input] = field(default_factory=dict)
     mask: Tensor | None = None
     prefix: str = ""
 
     def raw_tensor(self, name: str, spec: ArraySpec) -> Tensor:
-        """A tensor parameter. One that says no dimensions is taken to be per token, as those beside it are."""
-        dims = ("tokens",) if spec.dims is None else spec.dims
+        """A tensor parameter. One that says no dimensions has those that all beside it share."""
+        dims = self.shared_dims if spec.dims is None else spec.dims
         shape = self.dims.shape(dims)
         family: Family = "bool" if "mask" in name and spec.dims is None else spec.family
         numbers = self.numbers(name, dims, shape, family, spec.dtypes, spec.role)

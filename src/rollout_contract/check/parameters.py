@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
-from typing import Any, Literal, TypeGuard, TypeVar, get_args, get_origin
+from typing import Any, TypeGuard, TypeVar, get_args, get_origin
 
-import torch
-
-from rollout_contract.check import values
 from rollout_contract.check.dims import ArraySpec, array_spec
 from rollout_contract.check.findings import CannotCheckError
-from rollout_contract.check.sizes import FIRST, Sizes
-from rollout_contract.layout import Layout
+from rollout_contract.check.plain import Unresolved, plain_value
+from rollout_contract.check.sizes import FIRST
 from rollout_contract.schema.batch import RolloutBatch
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter; at most one of ``schema`` and ``spec`` is set."""
+    """One parameter, or one field of a structure; at most one of ``schema``, ``spec`` and ``members`` is set.
+
+    Attributes:
+        name: of the parameter.
+        kind: as in ``inspect.Parameter``.
+        schema: the batch that it is.
+        spec: the tensor that it is.
+        members: the fields of the dataclass, named tuple or typed dictionary that it is.
+        annotation: as evaluated.
+    """
 
     name: str
     kind: Any
     schema: type[RolloutBatch] | None = None
     spec: ArraySpec | None = None
+    members: tuple[Parameter, ...] = ()
     annotation: Any = None
 
     @property
@@ -35,8 +42,18 @@ class Parameter:
         return self.spec is not None and self.spec.role is not None
 
     @property
+    def is_bare_tensor(self) -> bool:
+        """A tensor about which nothing is said."""
+        return self.spec is not None and not self.is_annotated_tensor
+
+    @property
     def is_annotated_tensor(self) -> bool:
         return self.spec is not None and (self.spec.dims is not None or self.spec.role is not None)
+
+
+def flat(parameters: Sequence[Parameter]) -> list[Parameter]:
+    """The parameters, with structures replaced by their fields."""
+    return [part for parameter in parameters for part in (flat(parameter.members) or [parameter])]
 
 
 def is_schema(thing: Any) -> TypeGuard[type[RolloutBatch]]:
@@ -58,17 +75,6 @@ def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
         return typing.get_type_hints(plain, include_extras=True)
     except Exception:
         return {name: _evaluated(text, plain) for name, text in getattr(plain, "__annotations__", {}).items()}
-
-
-@dataclass(frozen=True)
-class Unresolved:
-    """An annotation with a name that is only there for type checkers."""
-
-    text: str
-
-    @property
-    def is_about_tensors(self) -> bool:
-        return any(word in self.text for word in ("Batch", "Tensor", "Fixed[", "Trainable["))
 
 
 def _evaluated(annotation: Any, function: Callable[..., Any]) -> Any:
@@ -107,59 +113,48 @@ def _needed(function: Callable[..., Any], hints: Mapping[str, Any]) -> Iterator[
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name == "self":
             continue
-        annotation = hints.get(parameter.name)
-        schema = _schema_of(annotation)
-        spec = None if schema else array_spec(annotation)
+        found = _parameter(parameter.name, parameter.kind, hints.get(parameter.name))
         # A parameter with a default is left to it, even a tensor: None is what most callers pass then.
-        if parameter.default is parameter.empty or schema is not None:
-            yield Parameter(parameter.name, parameter.kind, schema, spec, annotation)
+        if parameter.default is parameter.empty or found.schema is not None:
+            yield found
+
+
+def _parameter(name: str, kind: Any, annotation: Any) -> Parameter:
+    schema = _schema_of(annotation)
+    spec = None if schema else array_spec(annotation)
+    members = () if schema or spec else tuple(_members(annotation))
+    return Parameter(name, kind, schema, spec, members, annotation)
+
+
+def _members(annotation: Any) -> Iterator[Parameter]:
+    """The fields that a structure of annotated tensors needs; none for any other class."""
+    is_structure = dataclasses.is_dataclass(annotation) or hasattr(annotation, "_fields")
+    if not isinstance(annotation, type) or not (is_structure or typing.is_typeddict(annotation)):
+        return
+    try:
+        hints = typing.get_type_hints(annotation, include_extras=True)
+    except Exception:
+        return
+    fields = [_parameter(name, inspect.Parameter.KEYWORD_ONLY, hints[name]) for name in _required(annotation, hints)]
+    if any(field.is_annotated_tensor for field in fields):
+        yield from fields
+
+
+def _required(structure: Any, hints: Mapping[str, Any]) -> list[str]:
+    if typing.is_typeddict(structure):
+        return [name for name in hints if name in structure.__required_keys__]
+    parameters = inspect.signature(structure).parameters.values()
+    return [p.name for p in parameters if p.default is p.empty and p.name in hints]
 
 
 def _require_values(parameters: Sequence[Parameter]) -> None:
     """Fail now if a value cannot be made up, with the reason."""
+    parameters = flat(parameters)
     named = any(p.spec is not None and p.spec.dims is not None for p in parameters)
     by_role = any(p.is_annotated_tensor for p in parameters) and not named
     for parameter in parameters:
         if parameter.schema is None and parameter.spec is None:
-            plain_value(parameter, FIRST)
-        elif parameter.spec is not None and not parameter.is_annotated_tensor and not by_role:
+            plain_value(parameter.name, parameter.annotation, FIRST)
+        elif parameter.is_bare_tensor and not by_role and "mask" not in parameter.name:
             shown = f'annotate its dimensions, such as Float[Tensor, "tokens"]: parameter {parameter.name}'
             raise CannotCheckError(f"the shape of a tensor is not known; {shown}")
-
-
-def plain_value(parameter: Parameter, sizes: Sizes) -> Any:
-    """An argument that is neither a batch nor a tensor."""
-    kind = parameter.annotation
-    if kind is Layout:
-        return Layout(sizes.response_lengths, prompt_lengths=sizes.prompt_lengths, group_ids=sizes.group_ids)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return next(iter(kind))
-    known = {torch.device: torch.device("cpu"), torch.dtype: torch.float32, None: None}
-    if kind in known and kind is not None:
-        return known[kind]
-    number = values.scalar(parameter.name, kind, sizes) if kind in (bool, int, float) else None
-    if number is not None:
-        return number
-    return _other_value(parameter)
-
-
-def _other_value(parameter: Parameter) -> Any:
-    kind = parameter.annotation
-    if isinstance(kind, Unresolved):
-        shown = f"{parameter.name}: {kind.text}"
-        raise CannotCheckError(f"an annotation cannot be evaluated at run time ({shown}); import its names")
-    if get_origin(kind) is Literal:
-        return get_args(kind)[0]
-    if type(None) in get_args(kind):
-        return None
-    if inspect.isclass(kind) and kind not in (str, object):
-        try:
-            return kind()
-        except Exception as error:
-            shown = f"{parameter.name}: {kind.__name__}"
-            raise CannotCheckError(f"no value for parameter {shown}: {kind.__name__}() fails; {_REPAIR}") from error
-    shown = parameter.name if kind is None else f"{parameter.name}: {getattr(kind, '__name__', kind)}"
-    raise CannotCheckError(f"no value can be made up for parameter {shown}; {_REPAIR}")
-
-
-_REPAIR = "give it a default, or give the module a functools.partial that fills it in"

@@ -14,7 +14,8 @@ from typing import Any
 from rollout_contract.check.declare import is_declared_loss
 from rollout_contract.check.findings import CannotCheckError, Place, Unchecked
 from rollout_contract.check.lines import Source, assignment
-from rollout_contract.check.parameters import Parameter, Unresolved, is_schema, parameters_of, return_annotation
+from rollout_contract.check.parameters import Parameter, flat, is_schema, parameters_of, return_annotation
+from rollout_contract.check.plain import Unresolved
 from rollout_contract.losses.loss import Consumption, Loss
 from rollout_contract.losses.term import schema_of, token_loss
 from rollout_contract.schema.batch import RolloutBatch
@@ -59,9 +60,7 @@ class Subject:
     @property
     def is_in_contract(self) -> bool:
         """Whether gradients and masks are its business: it is a loss, reads a schema, or names roles."""
-        return self.declared or any(
-            p.schema is not None or (p.spec is not None and p.spec.role is not None) for p in self.parameters
-        )
+        return self.declared or any(p.schema is not None or p.has_role for p in flat(self.parameters))
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def is_interesting(function: Callable[..., Any]) -> bool:
     """Whether a parameter is annotated with a schema, or with a tensor that has dimensions or a role."""
     found = parameters_of(function, lenient=True)
     unresolved = any(isinstance(p.annotation, Unresolved) and p.annotation.is_about_tensors for p in found)
-    return unresolved or any(p.schema is not None or p.is_annotated_tensor for p in found)
+    return unresolved or any(p.schema is not None or p.is_annotated_tensor for p in flat(found))
 
 
 def make_subject(

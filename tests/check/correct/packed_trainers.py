@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
+from typing import NamedTuple, TypedDict
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -196,3 +198,43 @@ def clipped_rewards(batch: RewardBatch, low: float = -1.0, high: float = 1.0) ->
 def merged(batch: RolloutBatch) -> Int[Tensor, "batch"]:
     """Trained tokens of each sample."""
     return batch.layout.sum(batch.loss_mask.to(torch.float64)).long()
+
+
+# -- structures of tensors -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class LossInputs:
+    """What prime-rl hands to a custom loss."""
+
+    trainer_logprobs: Trainable[Float[Tensor, "tokens"]]
+    inference_logprobs: Fixed[Float[Tensor, "tokens"]]
+    advantages: Fixed[Float[Tensor, "tokens"]]
+    loss_mask: Bool[Tensor, "tokens"]
+    scale: float
+
+
+class Scores(NamedTuple):
+    teacher: Fixed[Float[Tensor, "tokens"]]
+    student: Trainable[Float[Tensor, "tokens"]]
+
+
+class Sample(TypedDict):
+    log_probs: Trainable[Float[Tensor, "batch time"]]
+    mask: Fixed[Bool[Tensor, "batch time"]]
+
+
+def custom_loss_of_inputs(inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+    log_probs = inputs.trainer_logprobs.where(inputs.loss_mask, 0.0)
+    old, advantages = (
+        x.detach().to(log_probs).where(inputs.loss_mask, 0.0) for x in (inputs.inference_logprobs, inputs.advantages)
+    )
+    return inputs.scale * -((log_probs - old).exp() * advantages).sum(), {"mismatch": (log_probs - old).detach().sum()}
+
+
+def distance(scores: Scores) -> Float[Tensor, ""]:
+    return (scores.student - scores.teacher.detach().to(scores.student)).square().sum()
+
+
+def likelihood(sample: Sample) -> Float[Tensor, ""]:
+    return -sample["log_probs"].where(sample["mask"], 0.0).sum()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -148,3 +150,20 @@ def case_080_the_stored_kl_is_scaled(
 ) -> Fixed[Float[Tensor, "tokens"]]:
     kl *= -0.1  # fault: in-place
     return (kl + rewards).detach()
+
+
+@dataclass
+class LossInputs:
+    log_probs: Live
+    old_log_probs: Constant
+    advantages: Fixed[Float[Tensor, "batch"]]
+
+
+def a_structure_of_tensors(inputs: LossInputs) -> Float[Tensor, ""]:
+    ratio = (inputs.log_probs - inputs.old_log_probs.to(inputs.log_probs)).exp()
+    return -(ratio * inputs.advantages).sum()  # fault: broadcast
+
+
+def a_live_structure(inputs: LossInputs) -> Float[Tensor, ""]:
+    ratio = (inputs.log_probs - inputs.old_log_probs.to(inputs.log_probs)).exp()  # fault: live-input
+    return -(ratio * inputs.advantages.detach().sum().to(ratio)).sum()
