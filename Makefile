@@ -51,8 +51,8 @@ wheel: $(READY)
 # verl asks for older packages than the rest, so it has an environment of its own.
 $(VERL)/.ready: constraints.txt constraints-verl.txt
 	test -x $(VERL)/bin/python || $(PYTHON) -m venv $(VERL)
-	$(VERL)/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(VERL)/bin/pip install --quiet --disable-pip-version-check --no-deps -r constraints-verl.txt
+	$(VERL)/bin/pip install --quiet --disable-pip-version-check --no-compile "$$(grep '^torch==' constraints.txt)"
+	$(VERL)/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps -r constraints-verl.txt
 	touch $@
 
 verl: $(VERL)/.ready
