@@ -44,7 +44,7 @@ class Panel:
         return averaged
 
     def show(self, value: float) -> str:
-        return f"{value:.1%}" if self.percent else f"{value:.3g}"
+        return f"{value:.1%}" if self.percent else f"{value:.2g}"
 
 
 def grpo_panels(results: Results) -> list[Panel]:
@@ -130,7 +130,7 @@ def distillation_panels(results: Results) -> list[Panel]:
             bounds=(0.0, None),
         ),
         Panel(
-            "Effective sample size",
+            "Effective sample size of the student",
             "share of the samples",
             "The student changes faster than the policy did, so its sampler's older weights matter more.",
             curve("ess"),
