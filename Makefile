@@ -27,7 +27,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
-	OMP_NUM_THREADS=2 $(BIN)/python examples/demo.py
+	$(BIN)/python examples/demo.py
 
 test: $(READY)
 	$(BIN)/pytest -n 2
@@ -58,7 +58,7 @@ $(VERL)/.ready: constraints.txt constraints-verl.txt
 verl: $(VERL)/.ready
 
 verl-test: verl
-	PYTHONPATH=src $(VERL)/bin/python -m pytest tests/integrations/verl -p no:cacheprovider
+	PYTHONPATH=src $(VERL)/bin/python -m pytest tests/integrations/verl --confcutdir tests/integrations/verl -p no:cacheprovider
 
 check: lint types test verl-test wheel
 

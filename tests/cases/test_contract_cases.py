@@ -325,7 +325,7 @@ def test_case_029_a_resumed_rollout_whose_mask_did_not_grow() -> None:
         policy([[0.0] * 5], [5], loss_mask=[[0, 0, 0]], old_log_probs=[[-1.0] * 5])
     error = caught.value
     assert (error.field, error.row, error.expected, error.found) == ("loss_mask", 0, "5 response tokens", "3 entries")
-    assert error.hint == "when a response is resumed, the mask must grow with it: 0 for old tokens, 1 for new ones"
+    assert error.hint == "when a response is resumed, its mask grows with it: one entry for every token, old and new"
 
 
 def test_case_030_scores_of_the_response_against_tokens_of_the_whole_sequence() -> None:

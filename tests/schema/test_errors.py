@@ -194,7 +194,7 @@ PolicyBatch breaks its contract:
   loss_mask [length], row 1
     expected  3 response tokens
     found     2 entries
-    repair    when a response is resumed, the mask must grow with it: 0 for old tokens, 1 for new ones
+    repair    when a response is resumed, its mask grows with it: one entry for every token, old and new
 """,
     ),
     "shifted scores": (

@@ -100,20 +100,23 @@ def _from_numbers(spec: FieldSpec, values: Sequence[Any], layout: Layout, device
     """One entry per sample or group, or a packed list of numbers."""
     if not values:
         return Intake(_empty(spec, device))
-    if any(isinstance(item, Tensor) for item in values):
-        return _stack(spec, values, row=None)
-    if spec.allow_nan:
-        values = [math.nan if item is None else item for item in values]
-    entries, missing = _without_missing(values)
+    entries, missing = _without_missing(_nan_for_none(values) if spec.allow_nan else values)
     if missing and not spec.may_miss_values:
         return Intake(None, violations=[_none(spec, *_place(spec, layout, index)) for index in missing])
-    intake = _numbers_to_tensor(spec, entries, device, row=None)
+    return _joined(spec, entries, missing, device, row=None)
+
+
+def _joined(
+    spec: FieldSpec, entries: Sequence[Any], missing: list[int], device: torch.device, row: int | None
+) -> Intake:
+    """One tensor of numbers, or of entries that are tensors and so may carry a graph."""
+    are_tensors = any(isinstance(entry, Tensor) for entry in entries)
+    intake = _stack(spec, entries, row) if are_tensors else _numbers_to_tensor(spec, entries, device, row)
     intake.missing = missing
     return intake
 
 
 def _stack(spec: FieldSpec, entries: Sequence[Any], row: int | None) -> Intake:
-    """Join entries that are tensors, and so may carry a graph."""
     try:
         return Intake(torch.stack([torch.as_tensor(entry) for entry in entries]))
     except (RuntimeError, TypeError) as error:
@@ -143,6 +146,20 @@ def _without_missing(entries: Sequence[Any]) -> tuple[Sequence[Any], list[int]]:
     return filled, missing
 
 
+def _nan_for_none(entries: Sequence[Any]) -> Sequence[Any]:
+    """For a field in which NaN is a value, which None then stands for."""
+    like = next((entry for entry in entries if entry is not None), math.nan)
+    return [_filled(entry, like) for entry in entries]
+
+
+def _filled(entry: Any, like: Any) -> Any:
+    if entry is not None:
+        return [_filled(item, math.nan) for item in entry] if _is_list(entry) else entry
+    if isinstance(like, Tensor):
+        return torch.full_like(like, math.nan, dtype=torch.float32, requires_grad=False)
+    return [_filled(None, item) for item in like] if _is_list(like) else math.nan
+
+
 def _is_list(entry: Any) -> bool:
     return isinstance(entry, list | tuple)
 
@@ -152,6 +169,8 @@ def _holds_none(entries: Sequence[Any]) -> bool:
 
 
 def _zeros_like(entry: Any) -> Any:
+    if isinstance(entry, Tensor):
+        return torch.zeros_like(entry, requires_grad=False)
     return [_zeros_like(item) for item in entry] if _is_list(entry) else 0
 
 
@@ -226,7 +245,7 @@ def _is_row(entries: Any) -> bool:
 
 def _length_hint(spec: FieldSpec, found: int, length: int) -> str:
     if spec.name == "loss_mask" and found < length:
-        return "when a response is resumed, the mask must grow with it: 0 for old tokens, 1 for new ones"
+        return "when a response is resumed, its mask grows with it: one entry for every token, old and new"
     if found == length - 1:
         return (
             "one entry short: this looks like scores that start at the second token. Entry t must score token t "
@@ -244,18 +263,14 @@ def _from_row(spec: FieldSpec, entries: Any, length: int, device: torch.device, 
         if entries.dtype != object:
             return _from_array(spec, entries, device, row)
         entries = entries.tolist()
-    if any(isinstance(entry, Tensor) for entry in entries or ()):
-        return _stack(spec, entries, row)
     if entries is None or (length and all(entry is None for entry in entries)):
         if spec.may_miss_values:
             return Intake(None, missing=list(range(length)))
         return Intake(None, violations=[_none(spec, row, None)])
-    numbers, missing = _without_missing(entries)
+    filled, missing = _without_missing(_nan_for_none(entries) if spec.allow_nan else entries)
     if missing and not spec.may_miss_values:
         return Intake(None, violations=[_none(spec, row, position) for position in missing])
-    intake = _numbers_to_tensor(spec, numbers, device, row)
-    intake.missing = missing
-    return intake
+    return _joined(spec, filled, missing, device, row)
 
 
 def _mixed(spec: FieldSpec, parts: dict[int, Tensor]) -> Iterator[Violation]:
