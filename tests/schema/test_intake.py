@@ -250,6 +250,9 @@ def test_none_per_sample_and_in_some_rows() -> None:
     with pytest.raises(NonFiniteError) as caught:
         wide(reward=[1.0, None])
     assert (caught.value.row, caught.value.position) == (1, None)
+    with pytest.raises(NonFiniteError) as caught:
+        wide(reward=[None, torch.tensor(1.0)])
+    assert (caught.value.row, caught.value.found) == (0, "None")
     with pytest.raises(MissingFieldError) as missing:
         policy_batch(advantages=[None, [1.0, 1.0, 1.0]])
     assert missing.value.found == "no value in rows [0]"

@@ -33,6 +33,7 @@ FORMS: dict[str, Any] = {
     "nan tensor": as_nan(ROLLOUT),
     "nan float64": as_nan(ROLLOUT, torch.float64),
     "nan rows": [as_nan(row) for row in as_rows(ROLLOUT)],
+    "rows of scalar tensors": [[None if x is None else torch.tensor(x) for x in row] for row in as_rows(ROLLOUT)],
     "mixed rows": [ROLLOUT[:2], as_nan(ROLLOUT[2:])],
 }
 EVERY_FORM = pytest.mark.parametrize("value", FORMS.values(), ids=[name.replace(" ", "_") for name in FORMS])

@@ -12,7 +12,7 @@ from torch import Tensor
 from rollout_contract import Fixed, RolloutBatch, settings, unbound
 from rollout_contract.errors import ContractError, NonFiniteError
 from rollout_contract.schema.values import LOG_PROB_TOLERANCE
-from rollout_contract.schemas import RewardBatch
+from rollout_contract.schemas import RewardBatch, RewardComponentsBatch
 from tests.schema.batches import ADVANTAGES, LENGTHS, MASK, NAN, OLD, live, policy_batch
 
 INF = float("inf")
@@ -108,6 +108,14 @@ def test_a_reward_that_could_not_be_computed_may_be_nan_and_never_infinite() -> 
     assert RewardBatch(**given, rewards=[1.0, NAN]).rewards.isnan().tolist() == [False, True]
     with pytest.raises(NonFiniteError):
         RewardBatch(**given, rewards=[1.0, INF])
+    for rewards in ([1.0, None], [torch.tensor(1.0), None]):
+        assert RewardBatch(**given, rewards=rewards).rewards.isnan().tolist() == [False, True]
+    for components in ([[1.0, None], [2.0, 3.0]], [torch.tensor([1.0, NAN]), [2.0, 3.0]]):
+        held = RewardComponentsBatch(**given, reward_components=components).reward_components
+        assert held.isnan().tolist() == [[False, True], [False, False]]
+    for components in ([[1.0, 2.0], None], [torch.tensor([1.0, 2.0]), None]):
+        held = RewardComponentsBatch(**given, reward_components=components).reward_components
+        assert held.isnan().tolist() == [[False, False], [True, True]]
 
 
 @pytest.mark.parametrize("level", ["off", "structure"])
