@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from rollout_contract.errors import (
     SchemaError,
     ShapeError,
 )
-from rollout_contract.schemas import Scored, TISBatch
+from rollout_contract.schemas import RolloutScored, Scored, TISBatch
 from tests.properties.compare import FEW
 from tests.schema.batches import ADVANTAGES, LENGTHS, MASK, NAN, OLD, live, policy_batch
 
@@ -217,6 +218,26 @@ def test_split_by_tokens_of_prompts_and_responses(max_tokens: int, rows: list[li
 def test_split_by_tokens_of_responses_where_prompts_are_unknown() -> None:
     assert [part.response_lengths for part in policy_batch().split(max_tokens=3)] == [(2,), (3,)]
     assert [part.response_lengths for part in policy_batch().split(max_tokens=5)] == [(2, 3)]
+
+
+@given(lengths=st.lists(st.integers(0, 6), max_size=8), max_tokens=st.integers(6, 12), samples=st.integers(1, 4))
+@FEW
+def test_parts_of_any_step(lengths: list[int], max_tokens: int, samples: int) -> None:
+    count = sum(lengths)
+    step = RolloutScored(
+        response_lengths=lengths, loss_mask=torch.ones(count), rollout_log_probs=-torch.arange(float(count))
+    ).weighted("seq-mean-token-mean")
+    by_tokens, by_samples = step.split(max_tokens=max_tokens), step.split(samples=samples)
+    for parts in (by_tokens, by_samples):
+        assert [length for part in parts for length in part.response_lengths] == lengths
+        assert [row for part in parts for row in part.row_ids] == list(step.row_ids)
+        assert torch.equal(torch.cat([part.rollout_log_probs for part in parts]), step.rollout_log_probs)
+        assert torch.equal(torch.cat([part.loss_weights for part in parts]), step.loss_weights)
+    assert all(part.layout.num_tokens <= max_tokens for part in by_tokens)
+    # No part could have taken the first sample of the next one.
+    for part, following in itertools.pairwise(by_tokens):
+        assert part.layout.num_tokens + following.response_lengths[0] > max_tokens
+    assert all(len(part) == samples for part in by_samples[:-1])
 
 
 def test_a_sample_that_is_too_long_is_named() -> None:
