@@ -333,6 +333,18 @@ def test_masked_out_values_of_padded_tensors() -> None:
     assert mask.tolist() == [[1, 1, 0], [1, 0, 1]], "the caller's tensor is not edited"
 
 
+def test_masked_out_values_of_nested_tensors() -> None:
+    def jagged(tensors: list[Tensor]) -> Tensor:
+        return torch.nested.as_nested_tensor(tensors, layout=torch.jagged)
+
+    data = miles_dict(rollout_log_probs=jagged([torch.tensor([-1.0, NAN]), rows()[1]]))
+    with settings(missing="mask_out"):
+        guard(data, PersistedBatch, MILES)
+    assert data["rollout_log_probs"].layout == torch.jagged
+    assert [row.tolist() for row in data["rollout_log_probs"].unbind()] == [[-1.0, 0.0], rows()[1].tolist()]
+    assert data["loss_masks"][0].tolist() == [1.0, 0.0]
+
+
 def test_masks_as_lists_stay_lists_of_ints() -> None:
     data = miles_dict(loss_masks=[[1, 1], [1, 0, 1]], rollout_log_probs=[[-1.0, None], [-0.1, -0.2, -0.3]])
     with settings(missing="mask_out"):
@@ -356,10 +368,11 @@ def test_local_parts_under_context_parallelism() -> None:
     """The scores are this rank's part of each response; masks and lengths of the dict are those of the whole."""
     local = {key: [row[:1] for row in rows()] for key in SCORES}
     masks = [row[:1] for row in miles_dict()["loss_masks"]]
-    data = miles_dict(**local, total_lengths=...)
+    data = miles_dict(**local)
     data["values"] = live(data["values"])
     batch = guard(data, PersistedBatch, MILES, response_lengths=[1, 1], loss_mask=masks)
     assert len(batch.old_log_probs) == 2
+    assert not batch.has("prompt_lengths"), "the total lengths are those of whole responses"
     assert len(data["loss_masks"][1]) == 3
     assert not data["values"][0].requires_grad
 

@@ -28,6 +28,7 @@ from rollout_contract.boundary import (
     PersistedBatch,
     guard,
 )
+from rollout_contract.errors import LengthError, ShapeError
 from tests.boundary.dicts import NAN, padded
 
 PROMPTS, RESPONSES = [2, 1], [3, 2]
@@ -287,6 +288,18 @@ def test_predictions_in_lists_and_one_column_short() -> None:
     padded_names = VERL.but(fields={"old_log_probs": Key("old", alignment="prediction")})
     data = {"response_mask": whole(MASK), "old": predictions(OLD)[:, :-1]}
     assert trained(guard(data, PersistedBatch, padded_names), "old_log_probs") == [OLD[i] for i in TRAINED]
+
+
+@pytest.mark.parametrize("extra", [2, -2])
+def test_a_row_of_another_length_is_no_matter_of_alignment(extra: int) -> None:
+    names = MILES.but(lengths=None, totals=None, fields={"old_log_probs": Key("old", alignment="prediction")})
+    rows = [torch.zeros(TOTALS[0] + extra), torch.zeros(TOTALS[1])]
+    data = {"loss_masks": list(sequences(MASK).split(TOTALS)), "old": rows}
+    with pytest.raises(LengthError, match=f"{TOTALS[0] + extra} entries"):
+        guard(data, PersistedBatch, names)
+    wide = {"response_mask": whole(MASK), "old": torch.zeros(2, 6 + extra)}
+    with pytest.raises(ShapeError, match=r"old_log_probs \[shape\]"):
+        guard(wide, PersistedBatch, VERL.but(fields={"old_log_probs": Key("old", alignment="prediction")}))
 
 
 def test_token_aligned_scores_among_predictions() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -70,7 +70,7 @@ class Names(BaseModel):
     offsets: str | None = None
     totals: str | None = None
 
-    def but(self, *, fields: Mapping[str, str | Key | None] | None = None, **changes: Any) -> Self:
+    def but(self, *, fields: Mapping[str, str | Key | None] | None = None, **changes: Any) -> Names:
         """The same names with some fields under other keys (None: not in the dict), or another arrangement."""
         merged = {**self.fields, **(fields or {})}
         return type(self).model_validate({**dict(self), **changes, "fields": merged})

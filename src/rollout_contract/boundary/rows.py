@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ class Rows:
     width: int | None = None
 
     @classmethod
-    def of(cls, names: Names, data: Mapping[str, Any], lengths: Any, mask: Any) -> Self:
+    def of(cls, names: Names, data: Mapping[str, Any], lengths: Any, mask: Any) -> Rows:
         """The rows of a dict.
 
         Args:
@@ -47,7 +47,8 @@ class Rows:
             MissingFieldError: nothing says how long the rows are.
         """
         if lengths is not None:
-            return cls(names, Layout(_ints(lengths)))
+            # They may be those of a rank's part of each response, to which the totals do not belong.
+            return cls(names.but(totals=None), Layout(_ints(lengths)))
         if names.lengths is not None and names.lengths in data:
             return cls(names, Layout(_ints(data[names.lengths])))
         if names.offsets is not None and names.offsets in data:
@@ -64,7 +65,8 @@ class Rows:
         """Lengths of the prompts, where the dict has those of whole sequences."""
         if self.names.totals is None or self.names.totals not in data:
             return None
-        return [total - own for total, own in zip(_ints(data[self.names.totals]), self.layout.response_lengths)]  # noqa: B905
+        totals = _ints(data[self.names.totals])
+        return [total - own for total, own in zip(totals, self.layout.response_lengths, strict=False)]
 
     # -- packing ---------------------------------------------------------------------------------------------------
 
@@ -102,23 +104,30 @@ class Rows:
         return padded.flatten(0, 1) if self.width else self.layout.pack(padded, side=self.names.padding)
 
     def _shifted_rows(self, rows: Any, fill: float) -> list[Any]:
+        """Rows of the other alignment in that of the mask; None stays, and so does what is too much or too little."""
         lengths = self.layout.response_lengths
-        return [row if row is None else self._shifted(row, 0, fill, length) for row, length in zip(rows, lengths)]  # noqa: B905
+        shifted = [
+            row if row is None else self._shifted(row, 0, fill, n) for row, n in zip(rows, lengths, strict=False)
+        ]
+        return [*shifted, *rows[len(shifted) :]]
 
     def _shifted(self, row: Any, dim: int, fill: float, length: int | None) -> Any:
-        """A row of the other alignment in that of the mask: one place later for tokens, one earlier for predictions.
+        """A row in the alignment of the mask: one place later for tokens, one earlier for predictions.
 
-        Rows of predictions may be one entry shorter than those of tokens, since nothing predicts the first.
+        Rows of predictions may be one entry shorter than those of tokens, since nothing predicts the first. A row of
+        any other length is left as it is, for the build to report.
         """
         later = self.names.alignment == "token"
-        if not isinstance(row, Tensor):
-            return _shift_list(row, later, fill, len(row) if length is None else length)
-        size = row.shape[dim]
+        size = row.shape[dim] if isinstance(row, Tensor) else len(row)
         length = size if length is None else length
+        if size == 0 or size - length not in ((0, -1) if later else (0, 1)):
+            return row
+        if not isinstance(row, Tensor):
+            return [fill, *row][:length] if later else [*row[1:], *[fill] * (length - size + 1)]
         edge = row.new_full((*row.shape[:dim], 1, *row.shape[dim + 1 :]), fill)
         if later:
-            return torch.cat([edge, row], dim).narrow(dim, 0, min(length, size + 1))
-        return torch.cat([row.narrow(dim, 1, size - 1), *[edge] * (length - size + 1)], dim) if size else row
+            return torch.cat([edge, row], dim).narrow(dim, 0, length)
+        return torch.cat([row.narrow(dim, 1, size - 1), edge], dim).narrow(dim, 0, length)
 
     # -- putting back ----------------------------------------------------------------------------------------------
 
@@ -129,16 +138,14 @@ class Rows:
                 return type(value)(_merged_list(value, packed))
             return type(value)(map(_merged, value, self.layout.split(packed)))
         if value.is_nested:
-            return torch.nested.as_nested_tensor([_merged(*pair) for pair in zip(value, self.layout.split(packed))])  # noqa: B905
+            return torch.nested.as_nested_tensor(
+                list(map(_merged, value, self.layout.split(packed))), layout=value.layout
+            )
         places = torch.arange(value.numel(), device=value.device).reshape(value.shape)
         index = self.pack(spec, key, places, _NO_ENTRY)
         flat, known = value.flatten().clone(), index != _NO_ENTRY
         flat[index[known]] = packed.to(value)[known]
         return flat.reshape(value.shape)
-
-
-def _shift_list(row: Sequence[Any], later: bool, fill: float, length: int) -> list[Any]:
-    return [fill, *row][:length] if later else [*row[1:], *[fill] * (length - len(row) + 1)]
 
 
 def _merged(row: Any, new: Tensor) -> Any:
