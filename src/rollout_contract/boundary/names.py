@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -77,21 +78,22 @@ class Names(BaseModel):
 
     def key(self, field: str) -> Key | None:
         """Where ``field`` lies, or None if the dict does not have it."""
-        if field in self.fields:
-            return _key(self.fields[field])
-        return None if field in self._taken() else Key(field)
+        if field in self._listed:
+            return self._listed[field]
+        return None if field in self._taken else Key(field)
 
+    @cached_property
+    def _listed(self) -> dict[str, Key | None]:
+        return {field: Key(key) if isinstance(key, str) else key for field, key in self.fields.items()}
+
+    @cached_property
     def _taken(self) -> set[str]:
         """Keys that mean something else than the field of that name."""
-        return {part for place in self.fields.values() if (key := _key(place)) is not None for part in key.keys}
+        return {part for key in self._listed.values() if key is not None for part in key.keys}
 
     def aligned(self, key: Key) -> Alignment:
         """The alignment of what lies under ``key``."""
         return key.alignment or self.alignment
-
-
-def _key(place: str | Key | None) -> Key | None:
-    return Key(place) if isinstance(place, str) else place
 
 
 PLAIN = Names(trainer="", lengths="response_lengths")
