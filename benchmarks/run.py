@@ -87,7 +87,7 @@ def losses() -> Iterator[Comparison]:
     ref, advantages = given["ref_log_probs"], given["advantages"]
     current = (old + 0.1 * torch.randn(TOKENS)).clamp(max=0.0)
     step = Step(**given)
-    step = step.corrected(Truncate(high=2.0)(step)).weighted("token-mean")
+    step = step.corrected(Truncate(high=2.0)).weighted("token-mean")
 
     def subject() -> None:
         log_probs = current.clone().requires_grad_()

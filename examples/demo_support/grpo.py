@@ -37,7 +37,7 @@ class GRPO:
         """Train on one step's rollouts: several passes over one batch, with an update each."""
         batch = self.batch(rollout)
         metrics = mismatch_metrics(batch)
-        batch = batch.corrected(self.correction(batch)).weighted("token-mean")
+        batch = batch.corrected(self.correction).weighted("token-mean")
         for _ in range(self.config.epochs):
             metrics = metrics.merge(self.trainer.update(batch, self.loss))
         return metrics

@@ -58,3 +58,8 @@ def test_a_correction_made_on_another_device_is_refused() -> None:
     elsewhere = batch.to("meta")
     with pytest.raises(DeviceError, match="meta"):
         batch.corrected(Correction(elsewhere, weights=torch.ones(5, device="meta")))
+
+
+def test_a_rule_is_called_with_the_batch() -> None:
+    batch = step()
+    assert batch.corrected(lambda b: Correction(b, mask=KEEP)).loss_mask.tolist() == KEEP.tolist()

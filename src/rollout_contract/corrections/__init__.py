@@ -2,8 +2,8 @@
 
 A correction is any callable from a batch to a :class:`Correction`. It is applied to the whole step, before the split::
 
-    step = step.corrected(Truncate(high=2.0)(step))
-    step = step.corrected((Truncate(high=2.0) & Reject(statistic="k3", level="sequence-mean", high=0.01))(step))
+    step = step.corrected(Truncate(high=2.0))
+    step = step.corrected(Truncate(high=2.0) & Reject(statistic="k3", level="sequence-mean", high=0.01))
 
 Weights are always made from ``old_log_probs`` and ``rollout_log_probs``, never from the current policy: the ratio to
 the current policy is the objective's own, and using it here would count the step twice.

@@ -52,6 +52,6 @@ class _ZeroOutside(torch.autograd.Function):
         ctx.save_for_backward(inputs[1])
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (mask,) = ctx.saved_tensors
         return zero_outside(upstream, mask), None

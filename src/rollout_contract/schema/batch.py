@@ -5,9 +5,9 @@ build  ->  extend / corrected / weighted  ->  split / select / to  ->  bind  -> 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, dataclass_transform, overload
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, dataclass_transform, overload
 
 import torch
 from jaxtyping import Bool, Float
@@ -186,7 +186,7 @@ class RolloutBatch(_Schema):
         if current_settings().level != "off":
             self.verify()
 
-    def allclose(self, other: Self, *, rtol: float = 1e-5, atol: float = 1e-8) -> bool:
+    def allclose(self: BatchT, other: BatchT, *, rtol: float = 1e-5, atol: float = 1e-8) -> bool:
         """Whether both have the same schema, rows and (to rounding; NaN equals NaN) values."""
         return type(self) is type(other) and combine.allclose(self._state, other._state, rtol, atol)
 
@@ -205,7 +205,7 @@ class RolloutBatch(_Schema):
         given = with_sampling(self._state, fields)
         return _make(schema, build(schema.__name__, schema.__plan__, given, self._state))
 
-    def bind(self, **fields: FieldInput | Mapping[str, Sampling]) -> Self:
+    def bind(self: BatchT, **fields: FieldInput | Mapping[str, Sampling]) -> BatchT:
         """The batch with the outputs of this forward pass, such as ``log_probs``, in its unbound fields."""
         self._verify()
         late = [n for n, s in self.__plan__.items() if s.is_tensor and not s.required and n not in _SOURCES]
@@ -217,11 +217,13 @@ class RolloutBatch(_Schema):
         raise_violations(type(self).__name__, [Violation(name, "missing", "a value", "None", hint) for name in nothing])
         return self._built(type(self), fields)
 
-    def corrected(self, correction: Correction, *, keep_denominators: bool = False) -> Self:
+    def corrected(
+        self: BatchT, correction: Correction | Callable[[BatchT], Correction], *, keep_denominators: bool = False
+    ) -> BatchT:
         """The batch with a correction's weights and its narrowed mask, for every loss that follows.
 
         Args:
-            correction: made from this batch.
+            correction: made from this batch; or the rule that makes it, such as ``Truncate(high=2.0)``.
             keep_denominators: rejected tokens still count in the weights of the loss, which the batch must have: a
                 step of which much is rejected then makes a smaller update. So in miles, slime, OpenRLHF and AReaL. By
                 default they leave the denominators, as in verl and SkyRL.
@@ -233,17 +235,18 @@ class RolloutBatch(_Schema):
                 has no weights to keep.
         """
         self._verify()
-        state = combine.correct(type(self).__name__, self.__plan__, self._state, correction, keep_denominators)
+        made = correction(self) if callable(correction) else correction
+        state = combine.correct(type(self).__name__, self.__plan__, self._state, made, keep_denominators)
         return _make(type(self), state)
 
     def weighted(
-        self,
+        self: BatchT,
         aggregation: Aggregation | Mode,
         *,
         group: ProcessGroup | None = None,
         denominator: Tensor | float | None = None,
         scale: float = 1.0,
-    ) -> Self:
+    ) -> BatchT:
         """The batch with one fixed weight per token, computed from the counts of the whole step.
 
         Call it on the step, before any split: then loss and gradient do not depend on how the step is split.
@@ -275,10 +278,10 @@ class RolloutBatch(_Schema):
     # -- cutting and joining ---------------------------------------------------------------------------------------
 
     @overload
-    def split(self, *, samples: int) -> list[Self]: ...
+    def split(self: BatchT, *, samples: int) -> list[BatchT]: ...
     @overload
-    def split(self, *, max_tokens: int) -> list[Self]: ...
-    def split(self, *, samples: int | None = None, max_tokens: int | None = None) -> list[Self]:
+    def split(self: BatchT, *, max_tokens: int) -> list[BatchT]: ...
+    def split(self: BatchT, *, samples: int | None = None, max_tokens: int | None = None) -> list[BatchT]:
         """Micro-batches of consecutive samples, without copying: at most ``samples`` of them, or ``max_tokens`` tokens.
 
         Tokens are those of prompts and responses where prompt lengths are known, else of responses. A batch without
@@ -288,26 +291,26 @@ class RolloutBatch(_Schema):
         cuts = combine.cuts(type(self).__name__, self.layout, samples, max_tokens)
         return [self._rows(range(start, end)) for start, end in cuts]
 
-    def select(self, rows: Sequence[int] | Tensor) -> Self:
+    def select(self: BatchT, rows: Sequence[int] | Tensor) -> BatchT:
         """The samples of these indices (or of a bool mask over samples), in this order; every field is cut alike."""
         self._verify()
         return self._rows(combine.row_indices(type(self).__name__, rows, len(self)))
 
-    def _rows(self, rows: Sequence[int]) -> Self:
+    def _rows(self: BatchT, rows: Sequence[int]) -> BatchT:
         return _make(type(self), combine.select(self.__plan__, self._state, rows))
 
-    def __getitem__(self, rows: int | slice | Sequence[int] | Tensor) -> Self:
+    def __getitem__(self: BatchT, rows: int | slice | Sequence[int] | Tensor) -> BatchT:
         if isinstance(rows, slice):
             return self.select(range(len(self))[rows])
         return self.select([rows] if isinstance(rows, int) else rows)
 
-    def __iter__(self) -> Iterator[Self]:
+    def __iter__(self: BatchT) -> Iterator[BatchT]:
         """One-sample batches, in order."""
         self._verify()
         return (self._rows(range(row, row + 1)) for row in range(len(self)))
 
     @classmethod
-    def concat(cls, batches: Iterable[Self]) -> Self:
+    def concat(cls: type[BatchT], batches: Iterable[BatchT]) -> BatchT:
         """The samples of all batches. A field that some of them lack, or metadata that differs, is an error."""
         batches = list(batches)
         others = [(i, type(batch).__name__) for i, batch in enumerate(batches) if not isinstance(batch, cls)]
@@ -331,25 +334,25 @@ class RolloutBatch(_Schema):
         fields = combine.merged_fields(schema.__name__, self._state, other._state)
         return self.extend(schema, **fields)
 
-    def pad_to(self, num_samples: int) -> Self:
+    def pad_to(self: BatchT, num_samples: int) -> BatchT:
         """The batch with empty samples (no tokens, row id -1) at its end, so that ranks hold equally many."""
         self._verify()
         return _make(type(self), combine.pad_to(type(self).__name__, self.__plan__, self._state, num_samples))
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self: BatchT, device: torch.device | str) -> BatchT:
         """The batch with every field, also those tagged AnyDevice, on ``device``; the copies are finished on return."""
         self._verify()
         return _make(type(self), combine.to_device(self.__plan__, self._state, torch.device(device)))
 
     # -- no back door ----------------------------------------------------------------------------------------------
 
-    def __copy__(self) -> Self:
+    def __copy__(self: BatchT) -> BatchT:
         self._verify()
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self: BatchT, memo: dict[int, Any]) -> BatchT:
         rebuild, arguments = self.__reduce__()
-        copied: Self = rebuild(*arguments)
+        copied: BatchT = rebuild(*arguments)
         return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
