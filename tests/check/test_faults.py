@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
 import re
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from rollout_contract.check import check
+from rollout_contract.check import Report, check
 
 FOLDER = Path(__file__).parent / "faults"
 MODULES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
@@ -41,18 +41,27 @@ def test_there_are_enough_seeds() -> None:
     assert len(CASES) >= 60
 
 
+@functools.cache
+def report_of(module: str) -> Report:
+    return check(f"tests.check.faults.{module}")
+
+
 @pytest.mark.parametrize(("module", "name"), CASES)
 def test_seeded_fault_is_reported_at_its_line(module: str, name: str) -> None:
-    report = check(f"tests.check.faults.{module}:{name}")
-    found = {(fault.place.line, fault.rule) for fault in report.faults}
-    assert found == seeds(module)[name], report
-    assert {Path(fault.place.file).name for fault in report.faults} == {f"{module}.py"}
-    assert all(fault.expected and fault.found for fault in report.faults)
+    faults = [fault for fault in report_of(module).faults if fault.subject.endswith(f":{name}")]
+    assert {(fault.place.line, fault.rule) for fault in faults} == seeds(module)[name], faults
+    assert {Path(fault.place.file).name for fault in faults} == {f"{module}.py"}
+    assert all(fault.expected and fault.found for fault in faults)
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_whole_module_gives_the_same(module: str) -> None:
-    loaded = importlib.import_module(f"tests.check.faults.{module}")
-    report = check(loaded.__name__)
-    found = {(fault.place.line, fault.rule) for fault in report.faults}
-    assert found == set().union(*seeds(module).values())
+def test_nothing_else_is_reported(module: str) -> None:
+    report = report_of(module)
+    assert {fault.subject.rpartition(":")[2] for fault in report.faults} == set(seeds(module))
+    assert all(item.reason.startswith("rule device: ") for item in report.unchecked)
+
+
+@pytest.mark.parametrize(("module", "name"), [(module, next(iter(seeds(module)))) for module in MODULES])
+def test_one_function_alone_gives_the_same(module: str, name: str) -> None:
+    found = check(f"tests.check.faults.{module}:{name}").faults
+    assert found == tuple(fault for fault in report_of(module).faults if fault.subject.endswith(f":{name}"))

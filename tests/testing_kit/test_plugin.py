@@ -125,21 +125,21 @@ USER = """
 """
 
 
-@pytest.mark.parametrize("by", ["option", "ini"])
-def test_packages_are_instrumented(pytester: pytest.Pytester, by: str) -> None:
+def test_packages_are_instrumented(pytester: pytest.Pytester) -> None:
     package = pytester.mkpydir("trainer_under_test")
     (package / "losses.py").write_text(PACKAGE)
     pytester.makeconftest("import trainer_under_test.losses")
     pytester.makepyfile(USER)
+    options = ("--contract-instrument=trainer_under_test", "-p", "no:cacheprovider")
+    pytester.runpytest_subprocess(*options).assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize("by", ["option", "ini"])
+def test_a_package_that_is_imported_already_cannot_be_instrumented(pytester: pytest.Pytester, by: str) -> None:
+    options = ["--contract-instrument=rollout_contract"] if by == "option" else []
     if by == "ini":
-        pytester.makeini("[pytest]\ncontract_instrument = trainer_under_test")
-    options = ["--contract-instrument=trainer_under_test"] if by == "option" else []
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
-    result.assert_outcomes(passed=2)
-
-
-def test_a_package_that_is_imported_already_cannot_be_instrumented(pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest_inprocess("--contract-instrument=rollout_contract", "-p", "no:cacheprovider")
+        pytester.makeini("[pytest]\ncontract_instrument = rollout_contract")
+    result = pytester.runpytest_inprocess(*options, "-p", "no:cacheprovider")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*comes too late for rollout_contract: already imported*"])
 

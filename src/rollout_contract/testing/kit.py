@@ -15,11 +15,12 @@ from rollout_contract.check.rules import RULES
 from rollout_contract.check.run import check_subject
 from rollout_contract.check.subjects import Subject, subject_of_terms
 from rollout_contract.corrections.correction import Correction
+from rollout_contract.losses.term import TokenTerm
 from rollout_contract.schema.batch import RolloutBatch
 
 
 def assert_loss_contract(
-    function: Callable[..., Any], schema: type[RolloutBatch], *, ignore: Collection[str] = ()
+    function: Callable[..., Any] | TokenTerm[Any], schema: type[RolloutBatch], *, ignore: Collection[str] = ()
 ) -> None:
     """Assert that a loss keeps its contract on synthetic batches of ``schema``.
 
@@ -60,9 +61,10 @@ def assert_correction_contract(
     _assert_clean(subject, ignore, "of a correction")
 
 
-def _loss_subject(function: Callable[..., Any], schema: type[RolloutBatch]) -> Subject:
+def _loss_subject(function: Any, schema: type[RolloutBatch]) -> Subject:
     if callable(getattr(function, "terms", None)):
-        return subject_of_terms(type(function).__name__, function, schema, None)
+        kind = type(function)
+        return subject_of_terms(f"{kind.__module__}:{kind.__qualname__}", function, schema, None)
     code = _code(function)
     return _subject(function, schema, returns=return_annotation(code), declared=True)
 
