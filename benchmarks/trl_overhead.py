@@ -40,18 +40,18 @@ STAGES = {
 
 
 class Stopwatch:
-    """Seconds spent in functions, by name."""
+    """CPU seconds spent in functions, by name; what other programs take of the machine does not count."""
 
     def __init__(self) -> None:
         self.times: dict[str, list[float]] = defaultdict(list)
 
     def watch(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
+            start = time.process_time()
             try:
                 return function(*args, **kwargs)
             finally:
-                self.times[name].append(time.perf_counter() - start)
+                self.times[name].append(time.process_time() - start)
 
         return timed
 
@@ -59,11 +59,11 @@ class Stopwatch:
         """Time ``function`` without what it spends in calls that are watched as ``inner``."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            before, start = sum(self.times[inner]), time.perf_counter()
+            before, start = sum(self.times[inner]), time.process_time()
             try:
                 return function(*args, **kwargs)
             finally:
-                spent = time.perf_counter() - start
+                spent = time.process_time() - start
                 self.times[name].append(spent - (sum(self.times[inner]) - before))
 
         return timed

@@ -15,6 +15,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from rich.console import Console
+
 from demo_support.charts import write_png
 from demo_support.config import DemoConfig
 from demo_support.page import write_page
@@ -22,7 +24,6 @@ from demo_support.panels import distillation_panels, grpo_panels
 from demo_support.results import Results
 from demo_support.run import Run
 from demo_support.watch import Terminal
-from rich.console import Console
 
 QUICK_STEPS = 3
 

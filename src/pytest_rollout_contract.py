@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rollout_contract.testing.silent_cuts import SilentCut
 
 _LEVELS = ("off", "structure", "values", "auto")
-_CUTS = pytest.StashKey["list[SilentCut]"]()
+_CUTS: pytest.StashKey[list[SilentCut]] = pytest.StashKey()
 _RESTORE = pytest.StashKey[Any]()
 _HOOK = pytest.StashKey[Any]()
 
@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if level not in _LEVELS:
         raise pytest.UsageError(f"contract_level: {level!r} is none of {', '.join(_LEVELS)}")
-    from rollout_contract.settings import configure, current_settings
+    from rollout_contract.configuration import configure, current_settings
 
     config.stash[_RESTORE] = current_settings().level
     configure(level=level)
@@ -73,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if _RESTORE in config.stash:
-        from rollout_contract.settings import configure
+        from rollout_contract.configuration import configure
 
         configure(level=config.stash[_RESTORE])
     if _HOOK in config.stash:

@@ -6,12 +6,16 @@ importance ratio.
 """
 
 from rollout_contract.aggregation import Aggregation as Aggregation
+from rollout_contract.configuration import configure as configure
+from rollout_contract.configuration import settings as settings
 from rollout_contract.errors import ContractError as ContractError
 from rollout_contract.layout import Layout as Layout
 from rollout_contract.losses.entropy import entropy_bonus as entropy_bonus
+from rollout_contract.losses.inputs import read as read
 from rollout_contract.losses.kl import kl_loss as kl_loss
 from rollout_contract.losses.loss import Loss as Loss
 from rollout_contract.losses.policy import policy_loss as policy_loss
+from rollout_contract.losses.term import Terms as Terms
 from rollout_contract.losses.value import value_loss as value_loss
 from rollout_contract.metrics import Metrics as Metrics
 from rollout_contract.roles import AnyDevice as AnyDevice
@@ -31,5 +35,3 @@ from rollout_contract.schemas import PolicyBatch as PolicyBatch
 from rollout_contract.schemas import RewardBatch as RewardBatch
 from rollout_contract.schemas import TISBatch as TISBatch
 from rollout_contract.schemas import ValueBatch as ValueBatch
-from rollout_contract.settings import configure as configure
-from rollout_contract.settings import settings as settings

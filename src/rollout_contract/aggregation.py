@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -70,7 +70,7 @@ class Aggregation(BaseModel):
         return f"{self.mode}{constant}" + ("" if self.scale == 1.0 else f", scaled by {self.scale:g}")
 
     @model_validator(mode="after")
-    def _constant_belongs_to_constant(self) -> Self:
+    def _constant_belongs_to_constant(self) -> Aggregation:
         if (self.mode == "constant") != (self.constant is not None):
             raise ValueError('mode "constant" takes constant=..., the divisor per sample; no other mode does')
         return self

@@ -8,7 +8,7 @@ estimator (arXiv:2506.09477), and a live KL would be counted twice.
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
@@ -75,7 +75,7 @@ class AdaptiveKLCoefficient(BaseModel):
     horizon: PositiveFloat
     max_error: PositiveFloat = 0.2
 
-    def updated(self, kl: float, num_samples: int) -> Self:
+    def updated(self, kl: float, num_samples: int) -> AdaptiveKLCoefficient:
         """The coefficient after a step with ``num_samples`` samples and an observed mean ``kl``.
 
         value x (1 + clip(kl / target - 1, +-max_error) x num_samples / horizon), never below 0.

@@ -12,6 +12,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rollout_contract.configuration import settings
 from rollout_contract.schemas import (
     BootstrappedGAEBatch,
     OPDBatch,
@@ -21,7 +22,6 @@ from rollout_contract.schemas import (
     RewardComponentsBatch,
     RoleRewardBatch,
 )
-from rollout_contract.settings import settings
 
 Numbers = list[list[float]]
 

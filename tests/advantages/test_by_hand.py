@@ -28,6 +28,7 @@ from rollout_contract.advantages import (
     role_conditioned,
     zero_variance,
 )
+from rollout_contract.configuration import settings
 from rollout_contract.schemas import (
     OTBBatch,
     ReMaxBatch,
@@ -35,7 +36,6 @@ from rollout_contract.schemas import (
     RewardComponentsBatch,
     RoleRewardBatch,
 )
-from rollout_contract.settings import settings
 
 NAN = float("nan")
 

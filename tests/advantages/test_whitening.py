@@ -14,9 +14,9 @@ from torch import Tensor
 
 from rollout_contract import errors
 from rollout_contract.advantages import Whitening, reinforce_plus_plus_baseline, whiten
+from rollout_contract.configuration import settings
 from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import RewardBatch
-from rollout_contract.settings import settings
 
 
 def batch_of(*mask: list[int]) -> RolloutBatch:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rollout_contract import metrics
+from rollout_contract.configuration import settings
 from rollout_contract.corrections import Correction, IcePop, Reject, Truncate
 from rollout_contract.errors import CorrectionError, DTypeError, MissingFieldError, NonFiniteError
 from rollout_contract.kl import K2
@@ -18,7 +19,6 @@ from rollout_contract.metrics import Metric
 from rollout_contract.mismatch import mismatch_metrics
 from rollout_contract.objectives import PPOClip, Reinforce, RolloutCISPO, RolloutReinforce
 from rollout_contract.schemas import KLBatch, OffPolicyMaskBatch, PolicyBatch, RolloutPolicyBatch, TISBatch
-from rollout_contract.settings import settings
 from tests.corrections.batches import make, of_ratios
 
 

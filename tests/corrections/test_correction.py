@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rollout_contract import metrics
+from rollout_contract.configuration import settings
 from rollout_contract.corrections import Correction, Truncate
 from rollout_contract.errors import (
     ContractError,
@@ -23,7 +24,6 @@ from rollout_contract.errors import (
     ShapeError,
 )
 from rollout_contract.schemas import PolicyBatch, RolloutBatch, TISBatch
-from rollout_contract.settings import settings
 from tests.corrections.batches import make
 
 NAN = float("nan")

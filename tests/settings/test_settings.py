@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from rollout_contract import configure, settings
 from rollout_contract import settings as settings_function
+from rollout_contract.configuration import Settings, _from_environment, current_settings
 from rollout_contract.errors import LiveGraphError, MaskError, MetadataError, NonFiniteError, ShapeError
-from rollout_contract.settings import Settings, _from_environment, current_settings
 from tests.schema.batches import ADVANTAGES, NAN, OLD, policy_batch
 
 
@@ -186,7 +186,7 @@ PROGRAM = """
 import importlib, os
 from rollout_contract import settings as _
 from rollout_contract.errors import MetadataError
-module = importlib.import_module("rollout_contract.settings")
+module = importlib.import_module("rollout_contract.configuration")
 print(module.current_settings().level)
 os.environ["ROLLOUT_CONTRACT_LEVEL"] = "strict"
 try:

@@ -69,7 +69,7 @@ def test_a_whole_module_can_use_the_fixture(pytester: pytest.Pytester) -> None:
 
 
 LEVEL = """
-    from rollout_contract.settings import current_settings
+    from rollout_contract.configuration import current_settings
 
     def test_level():
         assert current_settings().level == "structure"
@@ -77,7 +77,7 @@ LEVEL = """
 
 
 def test_level_by_option(pytester: pytest.Pytester) -> None:
-    from rollout_contract.settings import current_settings
+    from rollout_contract.configuration import current_settings
 
     before = current_settings()
     pytester.makepyfile(LEVEL)

@@ -142,5 +142,5 @@ def life_cycle(x: Tensor) -> None:
     policy.to(3.0)  # E
     policy.merged(kl)  # E: under which schema?
     PolicyBatch.concat(3)  # E
-    PolicyBatch.concat([policy, kl])  # E: another schema
+    PolicyBatch.concat([policy, kl])  # E[mypy, pyright]: another schema
     print(policy.allclose(kl))  # E

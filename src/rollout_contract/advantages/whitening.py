@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat
 from torch import Tensor
 
 from rollout_contract.advantages.estimator import fixed
+from rollout_contract.configuration import current_settings
 from rollout_contract.errors import Violation, raise_violations
 from rollout_contract.kernels.moments import EpsilonPlace, Moments, inverse_std, moments, segment_moments
 from rollout_contract.losses.inputs import require
@@ -17,7 +18,6 @@ from rollout_contract.roles import FixedTensor
 from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schema.graph import cut_graph
 from rollout_contract.schemas import PolicyBatch
-from rollout_contract.settings import current_settings
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

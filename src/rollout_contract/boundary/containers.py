@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rollout_contract.configuration import current_settings
 from rollout_contract.inference import ordinary_tensors
 from rollout_contract.schema.graph import has_overlap
 from rollout_contract.schema.plan import FieldSpec
-from rollout_contract.settings import current_settings
 
 _HALF = (torch.float16, torch.bfloat16)
 

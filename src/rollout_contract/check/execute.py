@@ -13,7 +13,7 @@ import torch
 from rollout_contract.check.inputs import Inputs
 from rollout_contract.check.outcome import Outcome
 from rollout_contract.check.watch import Watch, changed
-from rollout_contract.settings import settings
+from rollout_contract.configuration import settings
 
 
 @contextlib.contextmanager

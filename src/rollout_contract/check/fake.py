@@ -30,7 +30,7 @@ from rollout_contract.check.outcome import Outcome
 from rollout_contract.check.probe import Finding, Probe
 from rollout_contract.check.sizes import FIRST
 from rollout_contract.check.watch import Watch
-from rollout_contract.settings import settings
+from rollout_contract.configuration import settings
 
 _DATA_DEPENDENT = (
     DataDependentOutputException,

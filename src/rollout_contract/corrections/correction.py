@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from rollout_contract.configuration import current_settings
 from rollout_contract.errors import Violation, raise_violations, violation_error
 from rollout_contract.layout import Layout
 from rollout_contract.metrics import Metric, Metrics
@@ -17,7 +18,6 @@ from rollout_contract.roles import Role
 from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schema.graph import cut_graph
 from rollout_contract.schema.plan import FieldSpec
-from rollout_contract.settings import current_settings
 
 _WEIGHTS = FieldSpec("weights", Role.FIXED, False, dims=("tokens",), dtypes=("float32", "float64"))
 _MASK = FieldSpec("mask", Role.FIXED, False, dims=("tokens",), family="bool", dtypes=("bool",))

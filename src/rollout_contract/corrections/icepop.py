@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
@@ -47,7 +47,7 @@ class IcePop(CorrectionRule):
     log_ratio_bound: PositiveFloat | None = 20.0
 
     @model_validator(mode="after")
-    def _bounds_are_in_order(self) -> Self:
+    def _bounds_are_in_order(self) -> IcePop:
         if self.low is not None and self.high is not None and self.low > self.high:
             raise ValueError(f"low={self.low} is above high={self.high}: every token would be dropped")
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, NamedTuple, Self, TypeAlias
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 from pydantic import PositiveFloat, model_validator
 from torch import Tensor
@@ -83,7 +83,7 @@ class Reject(CorrectionRule):
     log_ratio_bound: PositiveFloat | None = 20.0
 
     @model_validator(mode="after")
-    def _something_is_kept(self) -> Self:
+    def _something_is_kept(self) -> Reject:
         if self.low is None and self.high is None:
             raise ValueError("without low and high nothing is ever rejected: give at least one")
         if self.low is not None and self.high is not None and self.low > self.high:

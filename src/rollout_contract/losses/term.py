@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, NamedTuple, Protocol, TypeVar, get_type_hints
+from typing import Any, NamedTuple, Protocol, TypeVar, get_type_hints, runtime_checkable
 
 from torch import Tensor
 
@@ -30,6 +30,7 @@ class Terms(NamedTuple):
     metrics: Metrics
 
 
+@runtime_checkable
 class TokenTerm(Protocol[BatchT_contra]):
     """What the loss functions take: a configuration of this library, or an object of your own with this method.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
@@ -25,7 +25,7 @@ class _ClippedWeight(Objective, ABC):
     log_ratio_bound: PositiveFloat | None = 20.0
 
     @model_validator(mode="after")
-    def _bounds_are_in_order(self) -> Self:
+    def _bounds_are_in_order(self) -> _ClippedWeight:
         if self.ratio_min > self.ratio_max:
             raise ValueError(f"no weight lies between ratio_min={self.ratio_min} and ratio_max={self.ratio_max}")
         return self

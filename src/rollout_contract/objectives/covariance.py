@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
@@ -52,7 +52,7 @@ class ClipCov(ClippedObjective):
     covariance_high: float = 5.0
 
     @model_validator(mode="after")
-    def _band_is_not_empty(self) -> Self:
+    def _band_is_not_empty(self) -> ClipCov:
         if self.covariance_low >= self.covariance_high:
             raise ValueError(f"no covariance lies between {self.covariance_low} and {self.covariance_high}")
         return self

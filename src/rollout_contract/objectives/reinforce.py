@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
@@ -76,7 +76,7 @@ class RolloutReinforce(Objective):
     log_ratio_bound: PositiveFloat | None = 20.0
 
     @model_validator(mode="after")
-    def _bounds_are_in_order(self) -> Self:
+    def _bounds_are_in_order(self) -> RolloutReinforce:
         if self.weight_max is not None and self.weight_min > self.weight_max:
             raise ValueError(f"weight_min={self.weight_min} is above weight_max={self.weight_max}")
         return self

@@ -15,6 +15,7 @@ from pydantic import AfterValidator
 from torch import Tensor
 
 from rollout_contract.aggregation import Aggregation, Mode, denominator_violations, step_weights
+from rollout_contract.configuration import current_settings
 from rollout_contract.errors import Violation, raise_violations, violation_error
 from rollout_contract.layout import Layout
 from rollout_contract.roles import FieldInput, Fixed, Metadata, PerSample, Role, unbound
@@ -25,7 +26,6 @@ from rollout_contract.schema.extension import extension_violations, with_samplin
 from rollout_contract.schema.intake import is_absent
 from rollout_contract.schema.plan import Plan, compile_plan
 from rollout_contract.schema.state import State, broken_seals
-from rollout_contract.settings import current_settings
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

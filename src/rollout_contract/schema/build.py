@@ -14,6 +14,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from rollout_contract.configuration import Settings, current_settings
 from rollout_contract.errors import Violation, counted, raise_violations
 from rollout_contract.inference import ordinary_tensors
 from rollout_contract.layout import Layout
@@ -25,7 +26,6 @@ from rollout_contract.schema.plan import HALF_PRECISION, FieldSpec, Plan, descri
 from rollout_contract.schema.shapes import shape_violations
 from rollout_contract.schema.state import LAYOUT_FIELDS, State, seal
 from rollout_contract.schema.values import can_look, value_violations
-from rollout_contract.settings import Settings, current_settings
 
 _next_row_id = itertools.count()
 

@@ -7,9 +7,9 @@ import warnings
 import torch
 from torch import Tensor
 
+from rollout_contract.configuration import Settings
 from rollout_contract.errors import Violation
 from rollout_contract.schema.plan import FieldSpec
-from rollout_contract.settings import Settings
 
 _PINNED_BYTES = 2**24
 _PINNED_RATIO = 8

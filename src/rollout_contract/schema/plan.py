@@ -9,7 +9,7 @@ import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
@@ -19,6 +19,12 @@ from rollout_contract.roles import UNBOUND, AllowNaN, AnyDevice, Role, Unbound, 
 
 LEVELS = ("tokens", "batch", "groups", "sequence")
 """The first dimension of a field: response tokens, samples, groups, or all tokens of prompts and responses."""
+
+if TYPE_CHECKING:
+    Adapter: TypeAlias = TypeAdapter[Any]
+else:
+    # A class that beartype knows how to check.
+    Adapter = TypeAdapter
 
 Family: TypeAlias = Literal["float", "int", "bool"]
 
@@ -44,7 +50,7 @@ class FieldSpec:
     any_device: bool = False
     upcast: bool = False
     allow_nan: bool = False
-    adapter: TypeAdapter[Any] | None = None
+    adapter: Adapter | None = None
 
     @property
     def is_tensor(self) -> bool:
@@ -143,7 +149,7 @@ def _compile_field(schema: type, name: str, hint: Any) -> FieldSpec | Violation:
     return _compile_tensor(name, roles[0], default is ..., parts)
 
 
-def _compile_metadata(name: str, adapter: TypeAdapter[Any], default: Any) -> FieldSpec | Violation:
+def _compile_metadata(name: str, adapter: Adapter, default: Any) -> FieldSpec | Violation:
     if default is ... or isinstance(default, Unbound):
         return FieldSpec(name, Role.METADATA, default is ..., adapter=adapter)
     try:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from rollout_contract.configuration import Settings
 from rollout_contract.errors import Violation
 from rollout_contract.schema import graph
 from rollout_contract.schema.plan import FieldSpec
-from rollout_contract.settings import Settings
 
 _STANDARD_LIBRARY = str(Path(traceback.__file__).parent)
 _LIBRARY = str(Path(graph.__file__).resolve().parent.parent)

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from rollout_contract.check.batches import host_fields
 from rollout_contract.check.sizes import Sizes
+from rollout_contract.configuration import settings
 from rollout_contract.layout import Layout
 from rollout_contract.roles import Role
 from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schema.plan import FieldSpec
-from rollout_contract.settings import settings
 from rollout_contract.testing.breakages import BREAKAGES, Breakage
 
 BatchT = TypeVar("BatchT", bound=RolloutBatch)

@@ -30,7 +30,7 @@ def edited(values: Tensor, value: float) -> Tensor:
 
 FAULTS: dict[str, tuple[str, Callable[[Tensor], Tensor | None], type[ContractError], str]] = {
     "NaN": ("old_per_token_logps", lambda t: edited(t, float("nan")), NonFiniteError, "old_log_probs [value], row 1"),
-    "above zero": ("ref_per_token_logps", lambda t: edited(t, 0.7), NonFiniteError, "ref_log_probs [value], row 1"),
+    "above zero": ("ref_per_token_logps", lambda t: edited(t, 0.75), NonFiniteError, "ref_log_probs [value], row 1"),
     "half precision": ("old_per_token_logps", lambda t: t.bfloat16(), DTypeError, "old_log_probs [dtype]"),
     "too few rows": ("ref_per_token_logps", lambda t: t[:3], ShapeError, "ref_log_probs [shape]"),
     "too few columns": ("ref_per_token_logps", lambda t: t[:, :2], LengthError, "ref_log_probs [length]"),
@@ -54,6 +54,14 @@ def test_fault(name: str, tmp_path: Path, reference_path: Path) -> None:
         trainer._compute_loss(trainer.model, faulty)
     assert message in str(error.value)
     assert key in str(error.value)
+
+
+def test_the_error_in_the_documentation(tmp_path: Path, reference_path: Path) -> None:
+    trainer, inputs = step_of(ContractGRPOTrainer, tmp_path, reference_path)
+    key, break_it, kind, _ = FAULTS["above zero"]
+    with pytest.raises(kind) as error:
+        trainer._compute_loss(trainer.model, {**inputs, key: break_it(inputs[key])})
+    assert str(error.value) in (Path(__file__).parents[3] / "docs" / "integrations" / "trl.md").read_text()
 
 
 def test_garbage_in_the_padding_changes_nothing(tmp_path: Path, reference_path: Path) -> None:

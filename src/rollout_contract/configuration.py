@@ -73,7 +73,12 @@ def _from_environment() -> Settings:
         return Settings.model_validate({name: os.environ[key] for name, key in _VARIABLES.items() if key in os.environ})
     except ValidationError as error:
         wrong = [
-            Violation(_VARIABLES[str(fault["loc"][0])], "metadata", fault["ctx"]["expected"], repr(fault["input"]))
+            Violation(
+                _VARIABLES[str(fault["loc"][0])],
+                "metadata",
+                fault["msg"].removeprefix("Input should be "),
+                repr(fault["input"]),
+            )
             for fault in error.errors()
         ]
         raise MetadataError("The environment", wrong) from None
