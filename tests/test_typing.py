@@ -84,3 +84,10 @@ def test_exactly_the_marked_lines_are_refused(checker: str) -> None:
 
 def test_every_mark_names_checkers_that_exist() -> None:
     assert all(checkers <= set(CHECKERS) for checkers in marks().values())
+
+
+def test_the_examples_of_the_documentation_are_among_them() -> None:
+    checked = (ROOT / "tests/typing/docs.py").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/typing.md").read_text(), re.DOTALL)
+    assert blocks
+    assert all(block in checked for block in blocks)

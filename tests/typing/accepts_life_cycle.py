@@ -66,6 +66,7 @@ def prepare(step: Rollouts) -> Trained:
     assert_type(found.weights, Tensor | None)
     assert_type(mismatch_metrics(wide), Metrics)
     assert_type(wide.corrected(found), Trained)
+    assert_type(wide.corrected(IcePop() & Reject(), keep_denominators=True), Trained)
     assert_type(wide.corrected(Normalize(rule=Truncate())(wide)), Trained)
     return assert_type(wide.weighted(Aggregation(mode="constant", constant=1024.0)), Trained)
 

@@ -150,7 +150,7 @@ def corrections() -> None:
     M2PO()(rollout_policy)  # E: no old_log_probs
     Normalize(rule=Truncate())(policy)  # E
     (Truncate() & Reject())(policy)  # E
-    tis.corrected(Truncate())  # E: call it with the batch first
+    policy.corrected(Truncate())  # E: no rollout_log_probs
     tis.corrected(tis.old_log_probs)  # E: raw weights
     Truncate(2.0)  # E
     Truncate(cap=2.0)  # E: the name of another trainer

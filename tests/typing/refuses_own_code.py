@@ -150,8 +150,9 @@ def corrections(x: Tensor) -> None:
     own_tis(policy)  # E: no rollout_log_probs
     own_tis(x)  # E
     policy.corrected(own_tis(kl))  # E
-    tis.corrected(own_tis)  # E: a function, not what it gives
+    policy.corrected(own_tis)  # E: the function needs rollout_log_probs
     tis.corrected(weights_only(tis))  # E: a tensor
+    tis.corrected(weights_only)  # E: a function that gives a tensor
     print(Truncate() & weights_only)  # E: no Correction
     print(Truncate() & two_arguments)  # E
     print(Truncate() & no_batch)  # E
