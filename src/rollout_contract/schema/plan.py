@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args, get_origin
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from torch import Tensor
 
 from rollout_contract.errors import Violation, raise_violations, violation_error
@@ -138,27 +138,29 @@ def _compile_field(schema: type, name: str, hint: Any) -> FieldSpec | Violation:
         tags = "Fixed[...], Trainable[...], PerSample[...] or Metadata[...]"
         found = f"{len(roles)} tags on {_show(hint)}"
         return Violation(name, "schema", f"exactly one tag: {tags}", found, "say what a loss may do with the field")
-    default = schema.__dict__.get(name, ...)
-    if roles[0] is Role.METADATA:
-        return _compile_metadata(name, TypeAdapter(hint), default)
-    if default is not ... and not isinstance(default, Unbound):
+    role, default = roles[0], schema.__dict__.get(name, ...)
+    if role is not Role.METADATA and default is not ... and not isinstance(default, Unbound):
         reason = "only metadata of the whole batch has another default"
         return Violation(name, "schema", "no default, or unbound()", repr(default), reason)
-    if roles[0] is Role.PER_SAMPLE:
-        return FieldSpec(name, roles[0], default is ..., adapter=TypeAdapter(hint))
-    return _compile_tensor(name, roles[0], default is ..., parts)
+    if role in (Role.METADATA, Role.PER_SAMPLE):
+        return _compile_host(name, role, hint, default)
+    return _compile_tensor(name, role, default is ..., parts)
 
 
-def _compile_metadata(name: str, adapter: Adapter, default: Any) -> FieldSpec | Violation:
-    if default is ... or isinstance(default, Unbound):
-        return FieldSpec(name, Role.METADATA, default is ..., adapter=adapter)
+def _compile_host(name: str, role: Role, hint: Any, default: Any) -> FieldSpec | Violation:
+    """A host value, which pydantic validates."""
     try:
+        adapter = TypeAdapter(hint)
+        if default is ... or isinstance(default, Unbound):
+            return FieldSpec(name, role, default is ..., adapter=adapter)
         adapter.validate_python(default)
+    except PydanticSchemaGenerationError as error:
+        found = str(error).splitlines()[0]
+        return Violation(name, "schema", "an annotation that pydantic can validate", found, "Any takes whatever it is")
     except ValidationError as error:
-        return Violation(
-            name, "schema", "a default that its annotation allows", repr(default), error.errors()[0]["msg"]
-        )
-    return FieldSpec(name, Role.METADATA, False, default, adapter=adapter)
+        expected, reason = "a default that its annotation allows", str(error.errors()[0]["msg"])
+        return Violation(name, "schema", expected, repr(default), reason)
+    return FieldSpec(name, role, False, default, adapter=adapter)
 
 
 def _compile_tensor(name: str, role: Role, required: bool, parts: tuple[Any, ...]) -> FieldSpec | Violation:
@@ -178,6 +180,9 @@ def _compile_tensor(name: str, role: Role, required: bool, parts: tuple[Any, ...
     family = _family(dtypes)
     if family is None:
         return Violation(name, "schema", "Float, Int or Bool (or an exact dtype of these)", _show(array))
+    if role is Role.TRAINABLE and family != "float":
+        hint = "only floating-point numbers have a gradient; tag it Fixed"
+        return Violation(name, "schema", "Trainable[Float[...]]", _show(array), hint)
     if family == "float" and set(_FULL_PRECISION) <= set(dtypes):
         dtypes = _FULL_PRECISION
     return FieldSpec(
