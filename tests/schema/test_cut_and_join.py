@@ -289,6 +289,22 @@ def test_parts_join_to_the_whole(cuts: list[int]) -> None:
     assert joined.loss_weights.tolist() == batch.loss_weights.tolist()
 
 
+def test_what_was_cut_off_stays_a_part() -> None:
+    first, second = policy_batch().split(samples=1)
+    for part in (
+        first,
+        first[:],
+        first.to("cpu"),
+        first.pad_to(3),
+        first.extend(PolicyBatch),
+        first.bind(log_probs=live(torch.tensor(OLD[:2]))),
+    ):
+        assert part.is_part
+    assert PolicyBatch.concat([first, second]).is_part
+    assert not PolicyBatch.concat([policy_batch(), policy_batch()]).is_part
+    assert not policy_batch().select([1, 0]).is_part
+
+
 # -- concat ---------------------------------------------------------------------------------------------------------
 
 

@@ -53,6 +53,15 @@ def test_an_edit_in_place_is_found(edit: Callable[[Tensor], Any], name: str) -> 
     assert caught.value.hint == "compute a new tensor and build or extend a batch with it"
 
 
+@pytest.mark.parametrize("name", FIXED)
+def test_a_loss_looks_at_what_was_edited_after_bind(name: str) -> None:
+    bound = step().bind(log_probs=live())
+    getattr(bound, name).zero_()
+    with pytest.raises(MutatedError) as caught:
+        policy_loss(bound, PPOClip())
+    assert caught.value.field == name
+
+
 @pytest.mark.parametrize("name", ["old_log_probs", "advantages", "loss_weights"])
 @pytest.mark.parametrize(
     "make_live",
