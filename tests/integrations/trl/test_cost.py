@@ -12,7 +12,7 @@ from trl import GRPOTrainer
 
 from rollout_contract.integrations.trl import ContractGRPOTrainer
 from rollout_contract.integrations.trl.configuration import Configuration
-from rollout_contract.integrations.trl.inputs import LENGTHS
+from rollout_contract.integrations.trl.inputs import LENGTHS, layout_of
 from rollout_contract.integrations.trl.observe import own_metrics, trl_metrics
 from rollout_contract.integrations.trl.step import Forward, Window, bound_step, losses
 from rollout_contract.metrics import Metrics
@@ -117,19 +117,37 @@ def test_the_host_knows_the_lengths_without_asking(tmp_path: Path) -> None:
     assert len(seen) == 8
 
 
-def test_lengths_that_do_not_fit_are_not_believed(tmp_path: Path) -> None:
-    """Somebody made the completions longer after they had been generated."""
+def test_lengths_are_those_of_what_is_padded(tmp_path: Path) -> None:
+    """Also if a subclass reorders and extends the completions, or somebody does it on the instance."""
+
+    def longer(generated: Any) -> Any:
+        prompt_ids, completion_ids, *others = generated
+        return prompt_ids, [[*ids, 5, 5] for ids in completion_ids[::-1]], *others
 
     class Longer(ContractGRPOTrainer):
         def _generate(self, prompts: list[Any]) -> Any:
-            prompt_ids, completion_ids, *others = super()._generate(prompts)
-            return prompt_ids, [[*ids, 5, 5] for ids in completion_ids], *others
+            return longer(super()._generate(prompts))
 
         def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-            assert LENGTHS not in inputs
+            assert inputs[LENGTHS] == inputs["completion_mask"].sum(1).tolist()
+            assert min(inputs[LENGTHS]) >= least
             return super()._compute_loss(model, inputs)
 
-    make_trainer(Longer, make_config(tmp_path), Script()).train()
+    least = 3
+    trainer = make_trainer(Longer, make_config(tmp_path), Script())
+    trainer.train()
+    assert "_generate" not in vars(trainer)
+    least, generate = 5, trainer._generate
+    trainer._generate = lambda prompts: longer(generate(prompts))
+    patched = trainer._generate
+    trainer.train()
+    assert trainer._generate is patched
+
+
+@pytest.mark.parametrize("lengths", [None, [6, 3, 1], [5, 3], []])
+def test_lengths_that_do_not_fit_are_read_from_the_mask(lengths: list[int] | None) -> None:
+    layout = layout_of(made("cpu", **{LENGTHS: lengths}))
+    assert layout.response_lengths == (WIDTH,) * ROWS
 
 
 def test_metrics_are_read_once_for_each_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -15,7 +16,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from rollout_contract.errors import Violation
 from rollout_contract.integrations.trl.configuration import OF_THE_WINDOW, Configuration
-from rollout_contract.integrations.trl.inputs import LENGTHS, fits, naming_keys
+from rollout_contract.integrations.trl.inputs import LENGTHS, naming_keys
 from rollout_contract.integrations.trl.observe import Pending, number, own_metrics, trl_metrics
 from rollout_contract.integrations.trl.step import Forward, Losses, Window, bound_step, losses
 from rollout_contract.metrics import Metric
@@ -69,7 +70,6 @@ class ContractGRPOTrainer(GRPOTrainer):
         config = cast("GRPOConfig", self.args)
         self.configuration: Configuration = Configuration(config)
         self._unread = {"train": Pending(), "eval": Pending()}
-        self._completion_lengths: list[int] = []
         self._refuse_other_ranks(config)
         for message in _doubts(config):
             warnings.warn(message, UserWarning, stacklevel=2)
@@ -82,17 +82,29 @@ class ContractGRPOTrainer(GRPOTrainer):
 
     # -- lengths that the host knows anyway ------------------------------------------------------------------------
 
-    def _generate(self, prompts: list[Any]) -> Any:
-        generated = super()._generate(prompts)
-        self._completion_lengths = [len(ids) for ids in generated[1]]
-        return generated
-
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if fits(self._completion_lengths, scored["completion_ids"], cast("int | None", self.pad_to_multiple_of)):
-            # TRL shuffles and splits lists along with the tensors.
-            scored[LENGTHS] = self._completion_lengths
-        return scored
+        lengths: list[int] = []
+        with self._recording(lengths):
+            scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        # TRL shuffles and splits lists along with the tensors.
+        return {**scored, LENGTHS: lengths}
+
+    @contextmanager
+    def _recording(self, lengths: list[int]) -> Generator[None]:
+        """Note the lengths of what is about to be padded, whichever subclass has generated it."""
+        generate, own = self._generate, vars(self).get("_generate")
+
+        def recorded(prompts: list[Any]) -> Any:
+            generated = generate(prompts)
+            lengths[:] = [len(ids) for ids in generated[1]]
+            return generated
+
+        vars(self)["_generate"] = recorded
+        try:
+            yield
+        finally:
+            del vars(self)["_generate"]
+            vars(self).update({} if own is None else {"_generate": own})
 
     # -- loss ------------------------------------------------------------------------------------------------------
 
