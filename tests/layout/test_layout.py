@@ -201,7 +201,7 @@ def test_the_first_response_token_needs_a_token_that_predicts_it() -> None:
     ):
         with pytest.raises(LengthError) as caught:
             use()
-        assert (caught.value.field, caught.value.row) == ("prompt_lengths", 1)
+        assert [(v.field, v.row) for v in caught.value.violations] == [("prompt_lengths", 1)]
         assert caught.value.hint == "start every prompt with a beginning-of-sequence token"
     assert layout.response_from_sequence(torch.arange(6.0)).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
 

@@ -137,6 +137,15 @@ def test_no_tokens_with_a_trailing_dimension(top: Any) -> None:
     assert Top.concat([batch, full]).top.shape == (1, 4)
 
 
+def test_a_width_that_another_axis_binds() -> None:
+    class Top(RolloutBatch):
+        top: Fixed[Float[Tensor, "tokens topk"]]
+        prior: Fixed[Float[Tensor, "batch topk"]]
+
+    batch = Top(response_lengths=[0, 0], loss_mask=[[], []], top=[[], []], prior=torch.zeros(2, 4))
+    assert (batch.top.shape[0], batch.prior.shape) == (0, (2, 4))
+
+
 def test_an_empty_list_is_a_packed_tensor_of_a_batch_without_tokens() -> None:
     batch = PolicyBatch(response_lengths=[0, 0], loss_mask=[], old_log_probs=[], advantages=torch.zeros(0))
     assert batch.old_log_probs.shape == (0,)
