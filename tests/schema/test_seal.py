@@ -131,6 +131,15 @@ def test_values_that_a_repair_made_are_sealed_too() -> None:
     assert [violation.field for violation in caught.value.violations] == ["loss_mask", "advantages"]
 
 
+def test_edits_that_torch_does_not_count_leave_no_trace() -> None:
+    """The limit of the seal, pinned so that a change of it is noticed. No graph can enter this way."""
+    batch = step()
+    batch.advantages.data.mul_(2)
+    batch.old_log_probs.numpy()[0] = -9.0
+    batch.verify()
+    assert batch.advantages.tolist() == [2 * advantage for advantage in ADVANTAGES]
+
+
 USES: dict[str, Callable[[PolicyBatch], Any]] = {
     "extend": lambda batch: batch.extend(PolicyBatch, prompt_lengths=[1, 1]),
     "bind": lambda batch: batch.bind(log_probs=live()),

@@ -53,7 +53,10 @@ def seal(plan: Plan, values: Mapping[str, Any]) -> dict[str, int]:
 
 
 def broken_seals(state: State) -> Iterator[Violation]:
-    """Fixed fields that were edited, or made live, after they had been validated."""
+    """Fixed fields that were edited, or made live, after they had been validated.
+
+    Edits that torch does not count leave no trace: through ``.data``, a NumPy view, or a raw pointer.
+    """
     for name, version in state.versions.items():
         tensor: Tensor = state.values[name]
         if tensor.requires_grad:
