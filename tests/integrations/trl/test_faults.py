@@ -35,6 +35,7 @@ FAULTS: dict[str, tuple[str, Callable[[Tensor], Tensor | None], type[ContractErr
     "too few rows": ("ref_per_token_logps", lambda t: t[:3], ShapeError, "ref_log_probs [shape]"),
     "too few columns": ("ref_per_token_logps", lambda t: t[:, :2], LengthError, "ref_log_probs [length]"),
     "not given": ("ref_per_token_logps", lambda t: None, MissingFieldError, "ref_log_probs [missing]"),
+    "no ratio": ("importance_sampling_ratio", lambda t: None, MissingFieldError, "correction_weights [missing]"),
     "infinite ratio": (
         "importance_sampling_ratio",
         lambda t: edited(t, torch.inf),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from rollout_contract.errors import Violation, violation_error
 from rollout_contract.integrations.trl.configuration import Configuration, GRPOStep
 from rollout_contract.integrations.trl.inputs import given, layout_of, lookup, packed, trained_tokens
 from rollout_contract.losses.entropy import entropy_bonus
@@ -54,6 +55,10 @@ def bound_step(configuration: Configuration, inputs: Mapping[str, Any], forward:
     mask = packed("loss_mask", trained_tokens(inputs), layout)
     fields: dict[str, Any] = {"loss_mask": mask, "observed_entropy": entropy.detach()}
     fields |= given(inputs, _wanted(schema, window), layout)
+    if window.is_corrected and configuration.loss_type != "vespo" and "correction_weights" not in fields:
+        expected = "importance ratios, which vllm_importance_sampling_correction asks for"
+        wrong = Violation("correction_weights", "missing", expected, "nothing")
+        raise violation_error(schema.__name__, wrong)
     # The first update after generation: the policy that is trained is the one that is scored.
     fields.setdefault("old_log_probs", log_probs.detach())
     if has_rollout:

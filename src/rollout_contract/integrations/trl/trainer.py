@@ -87,7 +87,7 @@ class ContractGRPOTrainer(GRPOTrainer):
         with self._recording(lengths):
             scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
         # TRL shuffles and splits lists along with the tensors.
-        return {**scored, LENGTHS: lengths}
+        return scored | ({LENGTHS: lengths} if lengths else {})
 
     @contextmanager
     def _recording(self, lengths: list[int]) -> Generator[None]:
