@@ -24,40 +24,25 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, SerializeAsAny
+from pydantic import PositiveFloat, SerializeAsAny
 from torch import Tensor
 
 from rollout_contract import metrics
 from rollout_contract.kernels import kl as kernels
 from rollout_contract.kernels.ratio import bounded, sequence_mean_log_ratio
 from rollout_contract.losses.inputs import read
+from rollout_contract.losses.term import LossTerm, Terms
 from rollout_contract.metrics import Metrics
-from rollout_contract.objectives.base import Terms
 from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import BehaviourKLBatch, KLBatch, ScoredKLBatch
 
 
-class KLEstimator(BaseModel, ABC):
-    """A KL term per token. Subclass it to add one of your own.
+class KLEstimator(LossTerm, ABC):
+    """A KL term per token, in nats, live in ``log_probs``. Subclass it to add one of your own."""
 
-    Attributes:
-        name, formula, paper, known_as: as in ``rollout_contract.objectives.base.Objective``.
-        reads: the schema that a batch must have.
-    """
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
-
-    name: ClassVar[str]
-    formula: ClassVar[str]
     paper: ClassVar[str] = "http://joschu.net/blog/kl-approx.html"
-    known_as: ClassVar[Mapping[str, str]]
-    reads: ClassVar[type[RolloutBatch]]
-
-    @abstractmethod
-    def terms(self, batch: Any, /) -> Terms:
-        """The KL of every token: [tokens], in nats, live in ``log_probs``, finite everywhere."""
 
 
 class SampledKL(KLEstimator, ABC):

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Mapping
-from typing import Any, ClassVar
-
-from pydantic import BaseModel, ConfigDict
+from typing import ClassVar
 
 from rollout_contract import metrics
 from rollout_contract.losses.inputs import read
+from rollout_contract.losses.term import LossTerm, Terms
 from rollout_contract.metrics import Metrics
-from rollout_contract.objectives.base import Terms
 from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import DivergenceBatch
 
 
-class DistributionTerm(BaseModel, ABC):
-    """A divergence per token between distributions: the student's is live, the teacher's fixed.
+class DistributionTerm(LossTerm, ABC):
+    """A divergence per token between distributions, in nats: the student's is live, the teacher's fixed."""
 
-    Attributes:
-        name, formula, paper, known_as: as in ``rollout_contract.objectives.base.Objective``.
-        reads: the schema that a batch must have.
-    """
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
-
-    name: ClassVar[str]
-    formula: ClassVar[str]
     paper: ClassVar[str] = "arXiv:2306.13649"
-    known_as: ClassVar[Mapping[str, str]]
-    reads: ClassVar[type[RolloutBatch]]
-
-    @abstractmethod
-    def terms(self, batch: Any, /) -> Terms:
-        """The divergence of every token: [tokens], in nats, finite where the inputs are."""
 
 
 class FullVocabulary(DistributionTerm):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, NamedTuple, Protocol, TypeVar, get_type_hints, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, get_type_hints, runtime_checkable
 
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from rollout_contract import metrics
@@ -39,6 +42,30 @@ class TokenTerm(Protocol[BatchT_contra]):
     """
 
     def terms(self, batch: BatchT_contra, /) -> Terms: ...
+
+
+class LossTerm(BaseModel, ABC):
+    """A term as a frozen configuration, with what its documentation needs. Objectives, KL estimators, divergences.
+
+    Attributes:
+        name: the name in its registry.
+        formula: the loss per token, in plain text.
+        paper: where it is defined.
+        known_as: trainer -> the option that selects it there.
+        reads: the schema that a batch must have.
+    """
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
+
+    name: ClassVar[str]
+    formula: ClassVar[str]
+    paper: ClassVar[str]
+    known_as: ClassVar[Mapping[str, str]]
+    reads: ClassVar[type[RolloutBatch]]
+
+    @abstractmethod
+    def terms(self, batch: Any, /) -> Terms:
+        """The term of every token: [tokens], finite everywhere, whatever it is at masked-out tokens."""
 
 
 def schema_of(term: TokenTerm[Any]) -> type[RolloutBatch]:

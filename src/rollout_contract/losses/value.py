@@ -6,19 +6,20 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, PositiveFloat
+from pydantic import PositiveFloat
 from torch import Tensor
 
 from rollout_contract import metrics
 from rollout_contract.kernels.value import clip_values, value_error
 from rollout_contract.losses.inputs import read
 from rollout_contract.losses.loss import Loss
-from rollout_contract.losses.term import Terms, token_loss
+from rollout_contract.losses.term import LossTerm, Terms, token_loss
 from rollout_contract.metrics import Metrics
+from rollout_contract.schema.batch import RolloutBatch
 from rollout_contract.schemas import ValueBatch
 
 
-class CriticError(BaseModel):
+class CriticError(LossTerm):
     """The error of one prediction: V the live one, V_old that of the step's start, R the return.
 
     Attributes:
@@ -29,8 +30,6 @@ class CriticError(BaseModel):
         huber_delta: beyond it the error grows linearly, so that one far return cannot take over (AReaL: 10). None keeps
             the square.
     """
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     name: ClassVar[str] = "value"
     formula: ClassVar[str] = "max(e(V - R), e(V_old + clamp(V - V_old, -clip, clip) - R)), e(d) = d^2 / 2"
@@ -45,6 +44,7 @@ class CriticError(BaseModel):
         "SkyRL": "value_clip",
         "TRL": "(PPOConfig: cliprange_value)",
     }
+    reads: ClassVar[type[RolloutBatch]] = ValueBatch
 
     clip: PositiveFloat | None = None
     half: bool = True

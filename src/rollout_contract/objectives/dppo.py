@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
@@ -49,9 +49,9 @@ class _MaskedGradient(Objective, ABC):
         }
         return Terms(loss, Metrics(found | ratio_metrics(log_ratio, mask, self.log_ratio_bound)))
 
+    @abstractmethod
     def _dropped(self, log_probs: Tensor, anchor: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
         """(less likely, likelier): the tokens without a policy gradient."""
-        raise NotImplementedError
 
 
 class _TrustRegion(_MaskedGradient, ABC):
