@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, Literal, final
+from typing import Any, Literal, SupportsIndex, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from torch import Tensor
 from rollout_contract.errors import Violation, counted, raise_violations, violation_error
 from rollout_contract.inference import ordinary_tensors
 from rollout_contract.kernels.segments import segment_max, segment_mean, segment_min, segment_sum
+
+Integers: TypeAlias = Iterable[SupportsIndex] | Tensor
+"""Host integers: a list, a tensor, an array."""
 
 Side = Literal["left", "right"]
 Frame = Literal["response", "sequence"]
@@ -45,10 +48,10 @@ class Layout:
 
     def __init__(
         self,
-        response_lengths: Sequence[int],
+        response_lengths: Integers,
         *,
-        prompt_lengths: Sequence[int] | None = None,
-        group_ids: Sequence[int] | None = None,
+        prompt_lengths: Integers | None = None,
+        group_ids: Integers | None = None,
     ) -> None:
         put = object.__setattr__
         put(self, "response_lengths", _integers("response_lengths", response_lengths))

@@ -98,6 +98,8 @@ def read(step: Trained) -> None:
     assert_type(step[1:], Trained)
     assert_type([part for part in step], list[Trained])  # noqa: C416
     assert_type(step.to("cpu").select([0]), Trained)
+    assert_type(step.select(step.loss_mask), Trained)
+    assert_type(Layout([3, 2]) == Layout(scores), bool)
     assert_type(Trained.concat([step, step]), Trained)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from rollout_contract.boundary.containers import as_tensor, carries_graph, freed, product
 from rollout_contract.boundary.names import PLAIN, Key, Names
@@ -16,6 +16,7 @@ from rollout_contract.schema.batch import RolloutBatch
 BatchT = TypeVar("BatchT", bound=RolloutBatch)
 
 
+@runtime_checkable
 class TrainerDict(Protocol):
     """A dict, or what can be used like one: a TensorDict, ``vars(something)``."""
 

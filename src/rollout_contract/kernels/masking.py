@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Shaped
 from torch import Tensor
 
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
-def zero_outside(values: Float[Tensor, "*dims"], mask: Bool[Tensor, "*mask"]) -> Float[Tensor, "*dims"]:
+def zero_outside(values: Shaped[Tensor, "*dims"], mask: Bool[Tensor, "*mask"]) -> Shaped[Tensor, "*dims"]:
     """``values`` where ``mask`` is True, exactly 0 elsewhere, whatever lies there; ``mask`` broadcasts.
 
     The gradient is the upstream one inside the mask and exactly 0 outside.
@@ -24,7 +24,7 @@ def zero_outside(values: Float[Tensor, "*dims"], mask: Bool[Tensor, "*mask"]) ->
     return _select_bits(values, mask)
 
 
-def fill_outside(values: Float[Tensor, "*dims"], mask: Bool[Tensor, "*mask"], fill: float) -> Float[Tensor, "*dims"]:
+def fill_outside(values: Shaped[Tensor, "*dims"], mask: Bool[Tensor, "*mask"], fill: float) -> Shaped[Tensor, "*dims"]:
     """Like :func:`zero_outside` with another number; without a gradient."""
     values = values.detach()
     if values.device.type != "cpu" or values.dtype not in _BITS:

@@ -56,7 +56,7 @@ def sequence_sum_log_ratio(
 
 
 def straight_through_log_ratio(
-    log_probs: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]
+    log_probs: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"] | Float[Tensor, ""]
 ) -> Float[Tensor, "tokens"]:
     """The value of ``log_ratio`` with the gradient of ``log_probs``: l - sg(l) + sg(log_ratio)."""
     return log_probs - log_probs.detach() + log_ratio.detach()

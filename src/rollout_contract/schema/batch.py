@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, dataclass_transform, overload
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, SupportsIndex, TypeVar, dataclass_transform, overload
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,7 +17,7 @@ from torch import Tensor
 from rollout_contract.aggregation import Aggregation, Mode, denominator_violations, step_weights
 from rollout_contract.configuration import current_settings
 from rollout_contract.errors import Violation, raise_violations, violation_error
-from rollout_contract.layout import Layout
+from rollout_contract.layout import Integers, Layout
 from rollout_contract.roles import FieldInput, Fixed, Metadata, PerSample, Role, unbound
 from rollout_contract.sampling import Sampling, sampling_violations
 from rollout_contract.schema import combine, report
@@ -291,7 +291,7 @@ class RolloutBatch(_Schema):
         cuts = combine.cuts(type(self).__name__, self.layout, samples, max_tokens)
         return [self._rows(range(start, end)) for start, end in cuts]
 
-    def select(self: BatchT, rows: Sequence[int] | Tensor) -> BatchT:
+    def select(self: BatchT, rows: SupportsIndex | Integers) -> BatchT:
         """The samples of these indices (or of a bool mask over samples), in this order; every field is cut alike."""
         self._verify()
         return self._rows(combine.row_indices(type(self).__name__, rows, len(self)))
@@ -299,7 +299,7 @@ class RolloutBatch(_Schema):
     def _rows(self: BatchT, rows: Sequence[int]) -> BatchT:
         return _make(type(self), combine.select(self.__plan__, self._state, rows))
 
-    def __getitem__(self: BatchT, rows: int | slice | Sequence[int] | Tensor) -> BatchT:
+    def __getitem__(self: BatchT, rows: SupportsIndex | slice | Integers) -> BatchT:
         if isinstance(rows, slice):
             return self.select(range(len(self))[rows])
         return self.select([rows] if isinstance(rows, int) else rows)

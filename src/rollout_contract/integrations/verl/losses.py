@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from rollout_contract.losses.policy import policy_loss
 from rollout_contract.objectives import Objective
 
 
+@runtime_checkable
 class PolicyLoss(Protocol):
     """What verl's registry holds."""
 

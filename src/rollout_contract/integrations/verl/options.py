@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rollout_contract.aggregation import Aggregation, Mode
 from rollout_contract.errors import Violation, violation_error
@@ -26,6 +26,7 @@ _MODES: Mapping[str, Mode] = {
 }
 
 
+@runtime_checkable
 class Config(Protocol):
     """verl's ``ActorConfig``, its ``DistillationLossConfig``, or an omegaconf ``DictConfig``."""
 
