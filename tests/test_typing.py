@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.uninstrumented("runs other programs")
+
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "tests/typing").glob("*.py"))
 MARK = re.compile(r"# E(?:\[([\w, ]+)\])?(?::|$)")

@@ -50,6 +50,7 @@ KERNELS: dict[str, Callable[[], Tensor]] = {
 }
 
 
+@pytest.mark.uninstrumented("compiles with fullgraph=True")
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernel_is_one_graph(name: str) -> None:
     compiled = torch.compile(KERNELS[name], fullgraph=True, backend="eager")

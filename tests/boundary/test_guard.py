@@ -120,6 +120,7 @@ def test_arrays_and_nested_tensors() -> None:
     assert torch.equal(batch.old_log_probs, torch.cat(rows()))
 
 
+@pytest.mark.uninstrumented("gives wrong arguments on purpose")
 def test_anything_that_can_be_used_like_a_dict() -> None:
     class Experience:
         def __init__(self) -> None:

@@ -219,6 +219,7 @@ def test_case_065_missing_scores_are_named_where_they_are_needed(absent: dict[st
     assert caught.value.field == "rollout_log_probs"
 
 
+@pytest.mark.uninstrumented("gives wrong arguments on purpose")
 def test_case_065_and_nobody_asks_for_them_elsewhere() -> None:
     batch = PolicyBatch(response_lengths=[1], loss_mask=[[1]], old_log_probs=[[-1.0]], advantages=[[1.0]]).weighted(
         "token-mean"

@@ -46,6 +46,7 @@ def report_of(module: str) -> Report:
     return check(f"tests.check.faults.{module}")
 
 
+@pytest.mark.uninstrumented("gives wrong arguments on purpose")
 @pytest.mark.parametrize(("module", "name"), CASES)
 def test_seeded_fault_is_reported_at_its_line(module: str, name: str) -> None:
     faults = [fault for fault in report_of(module).faults if fault.subject.endswith(f":{name}")]

@@ -95,6 +95,7 @@ def test_what_a_weight_is_on_a_masked_token_does_not_matter(batch: TISBatch, val
     assert correction.weights[2] == 0.0
 
 
+@pytest.mark.uninstrumented("gives wrong arguments on purpose")
 def test_wrong_shapes_and_dtypes(batch: TISBatch) -> None:
     with pytest.raises(ShapeError, match=r"\[5\], the batch's tokens"):
         Correction(batch, weights=torch.ones(2))

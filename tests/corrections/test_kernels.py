@@ -31,6 +31,7 @@ CALLS: list[tuple[Callable[..., Tensor], tuple[Any, ...]]] = [
 ]
 
 
+@pytest.mark.uninstrumented("compiles with fullgraph=True")
 @pytest.mark.parametrize(("kernel", "arguments"), CALLS, ids=lambda value: getattr(value, "__name__", ""))
 def test_one_graph(kernel: Callable[..., Tensor], arguments: tuple[Any, ...]) -> None:
     torch._dynamo.reset()

@@ -173,6 +173,7 @@ def test_half_of_the_ratios_out_of_range() -> None:
     assert (found["fraction_low"], found["fraction_high"]) == (0.5, 0.25)
 
 
+@pytest.mark.uninstrumented("gives wrong arguments on purpose")
 def test_they_need_the_samplers_scores_and_an_unedited_batch() -> None:
     scored = Scored(response_lengths=[1], loss_mask=[[1]], old_log_probs=[[-1.0]])
     with pytest.raises(MissingFieldError, match="rollout_log_probs"):

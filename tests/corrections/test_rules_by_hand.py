@@ -299,6 +299,7 @@ def test_in_bypass_mode_every_weight_is_one() -> None:
         assert rule(batch).weights.tolist() == [1.0, 1.0, 1.0]  # type: ignore[union-attr]
 
 
+@pytest.mark.uninstrumented("gives wrong arguments on purpose")
 def test_a_batch_without_scores_of_the_sampler() -> None:
     batch = PolicyBatch(response_lengths=[1], loss_mask=[[1]], old_log_probs=[[-1.0]], advantages=[[1.0]])
     for rule in (Truncate(), IcePop(), Reject(high=2.0), M2PO()):
@@ -344,6 +345,7 @@ def test_configurations_are_frozen() -> None:
         Truncate().high = 3.0  # type: ignore[misc]
 
 
+@pytest.mark.uninstrumented("gives wrong arguments on purpose")
 def test_normalise_over_all_ranks(batch: TISBatch, monkeypatch: pytest.MonkeyPatch) -> None:
     def add_the_other_rank(sums: torch.Tensor, group: object) -> None:
         assert group == "ranks"

@@ -291,6 +291,7 @@ REFUSED: list[tuple[Callable[[], Any], type[ContractError], str]] = [
 ]
 
 
+@pytest.mark.uninstrumented("gives wrong arguments on purpose")
 @pytest.mark.parametrize(("use", "kind", "text"), REFUSED)
 def test_what_is_refused(use: Callable[[], Any], kind: type[ContractError], text: str) -> None:
     with pytest.raises(kind) as caught:

@@ -218,6 +218,7 @@ WRONG: list[tuple[dict[str, Any], type[ContractError], str]] = [
 ]
 
 
+@pytest.mark.uninstrumented("gives wrong arguments on purpose")
 @pytest.mark.parametrize(("change", "error", "message"), WRONG)
 def test_wrong_arguments(change: dict[str, Any], error: type[ContractError], message: str) -> None:
     arguments = {"logits": random(TOKENS, VOCAB), "teacher_logits": random(TOKENS, VOCAB), "beta": 0.5} | change
@@ -225,6 +226,7 @@ def test_wrong_arguments(change: dict[str, Any], error: type[ContractError], mes
         divergence_of_logits(**arguments)
 
 
+@pytest.mark.uninstrumented("gives wrong arguments on purpose")
 def test_all_faults_at_once() -> None:
     with pytest.raises(ContractError) as caught:
         divergence_of_logits(random(TOKENS, VOCAB), random(TOKENS - 1, VOCAB + 1), beta=2.0)

@@ -256,6 +256,7 @@ def test_importance_weights_are_not_applied_but_rejection_is() -> None:
 # -- what it says ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.uninstrumented("counts stack frames")
 def test_k1_as_a_loss_warns_where_it_is_called() -> None:
     with pytest.warns(UserWarning, match="k1 as a loss trains nothing") as caught:
         kl_loss(step().bind(log_probs=live()), kl.K1())

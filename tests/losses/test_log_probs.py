@@ -292,6 +292,7 @@ def test_the_curvature_of_a_kl_at_its_minimum() -> None:
     torch.testing.assert_close(found, (slope * direction).sum() * slope)
 
 
+@pytest.mark.uninstrumented("compiles with fullgraph=True")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_it_compiles_as_one_graph() -> None:
     hidden, weight = live(TOKENS, WIDTH), live(VOCAB, WIDTH, seed=1)
@@ -326,6 +327,7 @@ WRONG: list[tuple[dict[str, Any], type[ContractError], str]] = [
 ]
 
 
+@pytest.mark.uninstrumented("gives wrong arguments on purpose")
 @pytest.mark.parametrize(("change", "error", "message"), WRONG)
 def test_wrong_arguments(change: dict[str, Any], error: type[ContractError], message: str) -> None:
     arguments = {"logits": random(TOKENS, VOCAB), "token_ids": IDS} | change
@@ -333,6 +335,7 @@ def test_wrong_arguments(change: dict[str, Any], error: type[ContractError], mes
         score_logits(**arguments)
 
 
+@pytest.mark.uninstrumented("gives wrong arguments on purpose")
 def test_an_output_layer_of_another_width() -> None:
     with pytest.raises(ShapeError, match=r"\[vocab, 5\], the width of hidden_states"):
         score_hidden_states(random(TOKENS, WIDTH), random(VOCAB, WIDTH + 1), IDS)

@@ -84,6 +84,7 @@ def test_functional_transforms() -> None:
 
 
 # Dynamo itself makes an instance of the autograd function, which torch deprecates.
+@pytest.mark.uninstrumented("compiles with fullgraph=True")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_it_compiles_as_one_graph(backend: str) -> None:

@@ -137,6 +137,7 @@ def losses() -> dict[str, Callable[[Tensor, dict[str, Any]], Tensor]]:
     }
 
 
+@pytest.mark.uninstrumented("compiles with fullgraph=True")
 @pytest.mark.parametrize("name", losses())
 def test_kernels_compile_as_one_graph(name: str) -> None:
     x = inputs()

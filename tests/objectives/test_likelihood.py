@@ -56,6 +56,7 @@ def test_without_positive_examples_it_is_zero() -> None:
     assert loss_of(step([0.0, -1.0, 0.0, 0.0], "token-mean"), LOG_PROBS.clone().requires_grad_()) == 0.0
 
 
+@pytest.mark.uninstrumented("gives wrong arguments on purpose")
 def test_the_weights_are_made_from_rewards() -> None:
     batch = RolloutBatch(response_lengths=[1], loss_mask=[[1]])
     with pytest.raises(ValueError, match="rewards"):

@@ -94,6 +94,7 @@ SPLITTABLE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.uninstrumented("a batch with the fields of a schema that does not inherit from it")
 @pytest.mark.parametrize(("trainer", "options"), SPLITTABLE)
 @pytest.mark.parametrize("parts", [{"samples": 1}, {"max_tokens": 8}])
 def test_a_split_changes_nothing(trainer: str, options: dict[str, Any], parts: dict[str, int]) -> None:
@@ -105,6 +106,7 @@ def test_a_split_changes_nothing(trainer: str, options: dict[str, Any], parts: d
     assert bool((gradient[:, ~MASK] == 0).all())
 
 
+@pytest.mark.uninstrumented("a batch with the fields of a schema that does not inherit from it")
 @pytest.mark.parametrize(("trainer", "options"), SPLITTABLE)
 def test_the_scale_multiplies_every_term(trainer: str, options: dict[str, Any]) -> None:
     recipe = preset(trainer, options)
@@ -184,6 +186,7 @@ def test_rejected_tokens_keep_their_kl_in_skyrl() -> None:
     assert loss_of(recipe)[0] == pytest.approx(expected.item(), rel=1e-12)
 
 
+@pytest.mark.uninstrumented("a batch with the fields of a schema that does not inherit from it")
 def test_positive_examples_get_their_likelihood() -> None:
     options = {"reference_policy_kl_penalty": 0.0, "positive_example_nll_weight": 0.5}
     positive = MASK & (REWARDS > 0)[IDS]

@@ -51,6 +51,7 @@ ROWS: dict[str, tuple[Any, list[int]]] = {
 }
 
 
+@pytest.mark.uninstrumented("numpy's bools are no indices to a type checker")
 @pytest.mark.parametrize(("rows", "plain"), ROWS.values(), ids=[name.replace(" ", "_") for name in ROWS])
 def test_select_cuts_everything_alike(rows: Any, plain: list[int]) -> None:
     batch = wide()
@@ -73,6 +74,7 @@ def test_a_row_that_does_not_exist(rows: Any) -> None:
         wide().select(rows)
 
 
+@pytest.mark.uninstrumented("gives wrong arguments on purpose")
 @pytest.mark.parametrize("rows", [[1.5], [1.0], ["a"], [None], "ab", [[0, 1]], torch.tensor([0.5]), [True, 2]], ids=str)
 def test_rows_that_are_no_rows(rows: Any) -> None:
     with pytest.raises(RowsError, match="indices of samples, or a bool mask over them"):

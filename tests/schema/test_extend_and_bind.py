@@ -151,6 +151,7 @@ def test_a_schema_without_late_fields_binds_nothing() -> None:
         batch.bind(log_probs=live())
 
 
+@pytest.mark.uninstrumented("gives wrong arguments on purpose")
 @pytest.mark.parametrize("nothing", [None, [], [None, None]])
 def test_bind_of_nothing_is_a_mistake(nothing: Any) -> None:
     for step in (policy_batch(), policy_batch().bind(log_probs=live())):
@@ -187,6 +188,7 @@ def test_a_loss_needs_weights_and_live_scores() -> None:
         policy_loss(policy_batch().weighted("token-mean"), PPOClip())
 
 
+@pytest.mark.uninstrumented("gives wrong arguments on purpose")
 def test_a_loss_needs_its_schema() -> None:
     kl = KLBatch(response_lengths=LENGTHS, loss_mask=MASK, ref_log_probs=OLD)
     with pytest.raises(MissingFieldError) as caught:
@@ -196,6 +198,7 @@ def test_a_loss_needs_its_schema() -> None:
         policy_loss({"log_probs": live()}, PPOClip())  # type: ignore[type-var]
 
 
+@pytest.mark.uninstrumented("a batch with the fields of a schema that does not inherit from it")
 def test_a_field_of_the_same_name_has_the_same_role_and_shape() -> None:
     class Lookalike(LiveBatch):
         old_log_probs: Fixed[Float[Tensor, "tokens"]]

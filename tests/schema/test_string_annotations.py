@@ -56,6 +56,7 @@ def test_of_a_class_body() -> None:
     assert Holder.Inner.__plan__["score"].dims == ("tokens",)
 
 
+@pytest.mark.uninstrumented("counts stack frames")
 def test_of_a_function_with_local_names() -> None:
     Ids = Int[Tensor, "tokens"]
     width = "tokens topk"

@@ -64,6 +64,7 @@ def test_a_part_has_no_counts_of_its_own() -> None:
     assert not policy_batch().split(samples=5)[0].is_part
 
 
+@pytest.mark.uninstrumented("gives wrong arguments on purpose")
 @pytest.mark.parametrize("wrong", ["mean", "token_mean", "constant", ""])
 def test_an_unknown_mode(wrong: Any) -> None:
     with pytest.raises(ValueError, match="1 validation error for Aggregation"):

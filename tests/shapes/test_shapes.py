@@ -10,9 +10,13 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.shapes.declare import Edits, declared, definitions, parameters, shapes
 from tests.shapes.prover import Error, kernel_sources, prove
 from tests.shapes.seeds import KINDS, read_seeds
+
+pytestmark = pytest.mark.uninstrumented("runs another program")
 
 WITHOUT_A_WEIGHT = (
     "Returned type `Tensor[[tokens, width]] | Tensor[[tokens, vocab]]` is not assignable to declared return type "

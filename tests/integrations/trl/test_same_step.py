@@ -101,6 +101,7 @@ def test_importance_sampling_correction(mode: str, tmp_path: Path) -> None:
     train(tmp_path, script, vllm=True, vllm_importance_sampling_mode=mode, vllm_importance_sampling_clip_min=0.3)
 
 
+@pytest.mark.uninstrumented("a batch with the fields of a schema that does not inherit from it")
 @pytest.mark.parametrize(
     "options",
     [
