@@ -17,7 +17,7 @@ help:
 	@echo "make test    run the tests"
 	@echo "make instrumented  run the tests with every annotation checked at run time"
 	@echo "make verl-test  compare with verl's own losses, in an environment of its own"
-	@echo "make check   what CI runs: lint, types, tests, verl, wheel"
+	@echo "make check   what CI runs: lint, types, tests, tests with run-time types, verl, wheel"
 	@echo "make bench   measure against plain PyTorch"
 	@echo "make docs    write the generated pages under docs/"
 
@@ -81,7 +81,7 @@ verl: $(VERL)/.ready
 verl-test: verl
 	PYTHONPATH=src $(VERL)/bin/python -m pytest tests/integrations/verl --confcutdir tests/integrations/verl -p no:cacheprovider
 
-check: lint types test verl-test wheel
+check: lint types test instrumented verl-test wheel
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.run
