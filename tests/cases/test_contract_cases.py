@@ -18,7 +18,6 @@ from rollout_contract import (
     Loss,
     OPDBatch,
     PolicyBatch,
-    TISBatch,
     ValueBatch,
     policy_loss,
     settings,
@@ -35,29 +34,7 @@ from rollout_contract.errors import (
 )
 from rollout_contract.objectives import PPOClip, Reinforce
 from rollout_contract.schemas import AdvantageBatch, TokenRewardBatch
-
-NAN = float("nan")
-
-
-class Step(PolicyBatch, TISBatch):
-    """Both kinds of scores, and advantages."""
-
-
-def leaf(*values: float) -> Tensor:
-    return torch.tensor(values, requires_grad=True)
-
-
-def policy(advantages: Any, lengths: list[int], **fields: Any) -> PolicyBatch:
-    count = sum(lengths)
-    plain: dict[str, Any] = {"loss_mask": torch.ones(count), "old_log_probs": torch.zeros(count) - 1.0}
-    return PolicyBatch(response_lengths=lengths, advantages=advantages, **(plain | fields))
-
-
-def gradient(batch: PolicyBatch, log_probs: Tensor, mode: Any = "sum") -> list[float]:
-    policy_loss(batch.weighted(mode).bind(log_probs=log_probs), PPOClip()).backward()
-    assert log_probs.grad is not None
-    return log_probs.grad.tolist()
-
+from tests.cases.steps import NAN, Step, gradient, leaf, policy
 
 # -- 1 to 9: graphs -------------------------------------------------------------------------------------------------
 

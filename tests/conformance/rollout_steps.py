@@ -13,7 +13,7 @@ from rollout_contract.log_probs import Scores, score_hidden_states, score_logits
 from rollout_contract.objectives import Objective
 from rollout_contract.schemas import OffPolicyMaskBatch, PolicyBatch, TISBatch
 from tests.conformance import policy_objectives
-from tests.conformance.harness import Vector, batch_inputs
+from tests.conformance.harness import Vector
 
 
 class Step(OffPolicyMaskBatch, PolicyBatch, TISBatch):
@@ -24,10 +24,8 @@ FIELD_OF_ROLE = {"old": "old_log_probs", "behaviour": "rollout_log_probs"}
 
 
 def tensor_of(vector: Vector, role: str) -> Tensor:
-    """A tensor of the record; floating-point numbers are read as float64 without a detour through float32."""
-    values = batch_inputs()["tensors"][vector.roles[role]]
-    found = torch.tensor(values)
-    return torch.tensor(values, dtype=torch.float64) if found.is_floating_point() else found
+    """A tensor of the record."""
+    return vector.tensor(role)
 
 
 def mask_of(vector: Vector, shape: torch.Size) -> Tensor:

@@ -9,15 +9,14 @@ from torch import Tensor
 
 from rollout_contract.aggregation import Aggregation
 from rollout_contract.schema.batch import RolloutBatch
-from tests.conformance.harness import Vector, batch_inputs
+from tests.conformance.harness import Vector
 
 BatchT = TypeVar("BatchT", bound=RolloutBatch)
 
 
 def tensor(vector: Vector, role: str) -> Tensor:
-    """The tensor of a role; numbers that are no integers keep all their digits."""
-    found = torch.tensor(batch_inputs()["tensors"][vector.roles[role]], dtype=torch.float64)
-    return found if vector.tensor(role).is_floating_point() else found.long()
+    """The tensor of a role."""
+    return vector.tensor(role)
 
 
 def live(vector: Vector, role: str) -> Tensor:

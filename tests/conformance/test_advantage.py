@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.conformance.advantage_systems import ESTIMATORS
-from tests.conformance.exact import exact_vectors
-from tests.conformance.harness import Vector
+from tests.conformance.harness import Vector, vectors
 
 
-@pytest.mark.parametrize("vector", exact_vectors("advantage"), ids=lambda vector: vector.id)
+@pytest.mark.parametrize("vector", vectors("advantage"), ids=lambda vector: vector.id)
 def test_advantage(vector: Vector) -> None:
     result = ESTIMATORS[vector.params["estimator"]](vector)
     assert not result.requires_grad

@@ -12,8 +12,7 @@ from rollout_contract.aggregation import Aggregation
 from rollout_contract.layout import Layout
 from rollout_contract.losses.value import CriticError, value_loss
 from rollout_contract.schemas import ValueBatch
-from tests.conformance.exact import exact_vectors
-from tests.conformance.harness import Vector
+from tests.conformance.harness import Vector, vectors
 
 
 def aggregation(params: dict[str, Any], mask: Tensor) -> Aggregation:
@@ -42,7 +41,7 @@ def layout_of(vector: Vector, mask: Tensor) -> Layout:
     return Layout(lengths, prompt_lengths=[vector.params["prompt_len"]] * len(lengths))
 
 
-@pytest.mark.parametrize("vector", exact_vectors("value"), ids=lambda vector: vector.id)
+@pytest.mark.parametrize("vector", vectors("value"), ids=lambda vector: vector.id)
 def test_value(vector: Vector) -> None:
     mask = vector.tensor("mask").bool()
     layout = layout_of(vector, mask)

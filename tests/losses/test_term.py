@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 import torch
@@ -110,3 +110,29 @@ def test_an_objective_reads_at_least_what_its_method_takes(kind: type[Any]) -> N
         terms = kind.terms
 
     assert issubclass(kind().reads, schema_of(Bare()))
+
+
+def test_a_schema_that_cannot_be_found_by_its_name_is_named() -> None:
+    """String annotations of a function's own classes cannot be evaluated from outside of it."""
+
+    class LocalStep(PolicyBatch):
+        """Nobody outside of this function knows it."""
+
+    class LocalTerm:
+        def terms(self, batch: LocalStep, /) -> Terms:
+            raise AssertionError("never called")
+
+    with pytest.raises(SchemaError, match="LocalStep") as caught:
+        schema_of(LocalTerm())
+    assert "reads = " in caught.value.hint
+
+
+AnyStep = TypeVar("AnyStep", bound=PolicyBatch)
+
+
+def test_a_type_variable_stands_for_its_bound() -> None:
+    class Generic:
+        def terms(self, batch: AnyStep, /) -> Terms:
+            raise AssertionError("never called")
+
+    assert schema_of(Generic()) is PolicyBatch

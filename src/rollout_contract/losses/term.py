@@ -74,9 +74,16 @@ def schema_of(term: TokenTerm[Any]) -> type[RolloutBatch]:
     if declared is not None:
         return declared
     parameter = next(iter(inspect.signature(term.terms).parameters))
-    annotated = get_type_hints(type(term).terms).get(parameter)
+    hint = "def terms(self, batch: MyStep, /) -> Terms"
+    try:
+        annotated = get_type_hints(type(term).terms).get(parameter)
+    except NameError as error:
+        hint = "define the schema at the top of a module, or name it on the class: reads = MyStep"
+        wrong = Violation("terms", "schema", "an annotation that can be evaluated", str(error), hint)
+        raise violation_error(type(term).__name__, wrong) from error
+    # A type variable stands for any schema that has what its bound has.
+    annotated = getattr(annotated, "__bound__", annotated)
     if not (isinstance(annotated, type) and issubclass(annotated, RolloutBatch)):
-        hint = "def terms(self, batch: MyStep, /) -> Terms"
         wrong = Violation("terms", "schema", "a parameter annotated with the schema that is read", f"{annotated}", hint)
         raise violation_error(type(term).__name__, wrong)
     return annotated

@@ -12,6 +12,7 @@ from rollout_contract.aggregation import Aggregation
 from rollout_contract.errors import Violation
 from rollout_contract.kl import K3, KLEstimator, UnbiasedKL
 from rollout_contract.objectives import CISPO, GSPO, LUSPO, SAPO, VESPO, Objective, PPOClip
+from rollout_contract.objectives.clipped import ClippedObjective
 from rollout_contract.presets.options import TrainerOptions, contradiction, not_covered
 from rollout_contract.presets.recipe import KLInLoss
 
@@ -68,9 +69,9 @@ class GRPOLosses(TrainerOptions):
                 k_negative=self.vespo_k_neg,
                 lambda_negative=self.vespo_lambda_neg,
             )
-        kind = PPOClip
+        kind: type[ClippedObjective] = PPOClip
         if self.is_sequence_level:
-            kind = LUSPO if self.loss_type == "luspo" else GSPO  # type: ignore[assignment]
+            kind = LUSPO if self.loss_type == "luspo" else GSPO
         return kind(clip_low=low, clip_high=high, ratio_cap=self.delta, log_ratio_bound=None)
 
     def aggregation(self) -> Aggregation:
